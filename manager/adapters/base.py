@@ -1,0 +1,134 @@
+"""What the rest of safepoint sees of a live array: its global geometry, and host bytes in and out.
+
+Owns the two types that every adapter speaks, and the geometry that they share. Knows nothing of torch's tensor
+kinds, of numpy or of XLA (those are the modules beside this one), nor of files, plans or processes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from safepoint.formats.errors import InvalidArgumentError
+from safepoint.formats.region import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+__all__ = ["ArrayLeaf", "ArraySpec", "held_regions"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySpec:
+    """The geometry of one leaf, as one process sees it.
+
+    Attributes:
+        dtype: torch's name without `torch.` ("bfloat16"); numpy arrays use the same names.
+        shape: the global shape.
+        regions: what this process holds, distinct, in offset order. Replicas count: each process that holds a copy
+            lists it. None is empty, unless the leaf itself has no elements; then it is the whole leaf.
+            Empty where this process holds no part of the leaf.
+        kind: "tensor", "dtensor", "xla", "xla_sharded" or "numpy": for messages, and to build the like again.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...]
+    kind: str
+
+
+class ArrayLeaf(ABC):
+    """One live array: read its regions to the host, or write restored ones into it.
+
+    A leaf holds a reference to the live value, and nothing else for longer than a call, except what `prefetch`
+    brought to the host and `read` has not handed out yet, and what `write` staged for `finish`.
+
+    Attributes:
+        spec: geometry and dtype; fixed while the leaf lives.
+        name: dotted path of the leaf, for messages.
+    """
+
+    __slots__ = ("name", "spec")
+
+    def __init__(self, spec: ArraySpec, name: str) -> None:
+        self.spec = spec
+        self.name = name
+
+    @abstractmethod
+    def read(self, region: Region) -> torch.Tensor:
+        """Return the bytes of `region` on the host.
+
+        Args:
+            region: lies in one region of `spec.regions`.
+
+        Returns:
+            A CPU tensor of the leaf's dtype and the region's shape, contiguous in C order, without gradient. It
+            shares the live memory where the region is contiguous host memory already, so it is only to be read,
+            and shows later changes of the leaf. Everywhere else it is a copy.
+
+        Raises:
+            InvalidArgumentError: this process does not hold the region.
+        """
+
+    def target_buffer(self, region: Region) -> memoryview | None:
+        """Return the live memory of `region` as writable bytes, or None where it must go through `write`.
+
+        The view is one-dimensional, of format "B", and keeps the memory alive. After the bytes were put there,
+        call `finish` as after `write`.
+        """
+        del region
+        return None
+
+    @abstractmethod
+    def write(self, region: Region, data: torch.Tensor) -> None:
+        """Put `data` where `region` is held; it may take effect only with `finish`.
+
+        Args:
+            region: lies in one region of `spec.regions`.
+            data: a CPU tensor of the leaf's dtype and the region's shape; may be reused after the return.
+
+        Raises:
+            InvalidArgumentError: another dtype or shape, or a region that this process does not hold.
+            UnsupportedValueError: the live value cannot take it (see `why_not_writable`).
+        """
+
+    def finish(self) -> None:
+        """Make all that was written take effect. Call it once, after the last write of this leaf.
+
+        Raises:
+            IncompleteCoverageError: the live value can only be replaced as a whole, and a part was not written.
+            UnsupportedValueError: elements that share memory were given different values; nothing was changed.
+        """
+
+    def why_not_writable(self) -> str | None:
+        """Return why this value cannot be a restore target, or None if it can. Costs nothing."""
+        return None
+
+    def check_data(self, region: Region, data: torch.Tensor) -> None:
+        """Check that `data` has exactly the leaf's dtype and the region's shape: nothing is ever cast."""
+        dtype = str(data.dtype).removeprefix("torch.")
+        if dtype != self.spec.dtype or tuple(data.shape) != region.shape:
+            raise InvalidArgumentError(
+                f"{dtype} data of shape {tuple(data.shape)} cannot be written to a {self.spec.dtype} region of shape "
+                f"{region.shape}",
+                leaf=self.name,
+            )
+
+    def not_held(self, region: Region) -> InvalidArgumentError:
+        """Return the error for a region that no region of `spec.regions` contains."""
+        return InvalidArgumentError(
+            f"region {region} of shape {self.spec.shape} is not held by this process, which holds {self.spec.regions}",
+            leaf=self.name,
+        )
+
+
+def held_regions(shape: tuple[int, ...], regions: Iterable[Region]) -> tuple[Region, ...]:
+    """Return the distinct regions in offset order, without empty ones unless the leaf itself is empty."""
+    whole = Region.whole(shape)
+    distinct = set(regions)
+    if whole.is_empty:
+        return (whole,) if distinct else ()
+    return tuple(sorted(region for region in distinct if not region.is_empty))
