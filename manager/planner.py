@@ -187,7 +187,8 @@ def plan_save(tables: Sequence[Table], mode: Mode, scope: Scope) -> SavePlan:
 def _private_assignments(tables: Sequence[Table]) -> Iterator[WriteAssignment]:
     for process, table in enumerate(tables):
         for path, spec in table.items():
-            for region in spec.regions:
+            held: _Held = [(region, ()) for region in spec.regions]
+            for region, _ in held if len(held) < 2 else sorted(_cut_overlaps(held)):
                 yield WriteAssignment(path, region, process, process)
 
 
