@@ -1,0 +1,262 @@
+"""The contract of a storage: a tree of directories and files below one root.
+
+Owns the interface and the check of paths. Knows nothing about steps, manifests, formats or processes; it moves
+named bytes, durably, and says precisely what failed.
+
+Rules that every implementation keeps (tests/contract/test_storage.py holds them to it):
+
+- Paths are relative to the root and "/"-separated; "" is the root. Absolute paths, empty, "." and ".." parts are refused.
+- What is below the root stays below it: symbolic links found there are never followed.
+- Files appear under the user's umask, are created exclusively, and a failed operation leaves no partial file behind.
+- Failures are `StorageError` with `path` and `errno`. Something else than a regular file where one is to be read is
+  `CorruptDataError`: whoever wrote the step did not put it there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from safepoint.formats.checksum import BLOCK_BYTES
+from safepoint.formats.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Buffer
+
+__all__ = ["Entry", "FileReader", "FileWriter", "Storage", "WrittenFile", "split_path"]
+
+
+class Entry(NamedTuple):
+    """One name in a directory.
+
+    Attributes:
+        name: the name, without its directory.
+        is_dir: whether it is a directory; a symbolic link never is one.
+        identity: changes when the entry is replaced by another, or (for a directory) when names in it come and go.
+            Only for comparing; it lets a caller skip reading again what it has read.
+    """
+
+    name: str
+    is_dir: bool
+    identity: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenFile:
+    """What a finished writer put on disk.
+
+    Attributes:
+        num_bytes: size of the file.
+        block_bytes: size of each digested block; the last one may be shorter.
+        digests: one digest a block, in order (`safepoint.formats.checksum`).
+    """
+
+    num_bytes: int
+    block_bytes: int
+    digests: tuple[str, ...]
+
+
+class FileWriter(ABC):
+    """Writes one new file from start to end; used by one thread at a time.
+
+    As a context manager it aborts when left without `finish`, by an exception or otherwise.
+    """
+
+    @abstractmethod
+    def append(self, data: Buffer) -> None:
+        """Append bytes.
+
+        Args:
+            data: any C-contiguous buffer of any length; has been read when this returns.
+
+        Raises:
+            StorageError: this or an earlier append failed; abort, nothing else helps.
+            InvalidArgumentError: more bytes than announced.
+        """
+
+    @abstractmethod
+    def finish(self) -> WrittenFile:
+        """Make the file durable and return what was written; the file's directory is the caller's to sync.
+
+        Raises:
+            StorageError: the file could not be written; it has been removed.
+            InvalidArgumentError: fewer bytes than announced; the file has been removed.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Stop and remove the file. Does nothing after `finish` or a first `abort`; never raises StorageError."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class FileReader(ABC):
+    """Reads one regular file; may be used by several threads at once."""
+
+    num_bytes: int
+    """Size of the file when it was opened."""
+
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the whole of `buffer` (writable, contiguous) with the bytes from `offset` on.
+
+        Raises:
+            CorruptDataError: the file ends before the buffer is full.
+            StorageError: the storage failed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the file; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Storage(ABC):
+    """A root with directories and files. Methods may be called from several threads at once."""
+
+    location: str
+    """The root, for messages."""
+
+    def describe(self, path: str) -> str:
+        """Return `path` in full, for messages and the `path` of errors."""
+        return f"{self.location}/{path}" if path else self.location
+
+    @abstractmethod
+    def make_dir(self, path: str, *, exist_ok: bool = True) -> None:
+        """Create one directory. Its parent must exist, so that what was renamed away is not brought back by accident.
+
+        For "" the root is created with its parents.
+
+        Raises:
+            StorageError: ENOENT without a parent; EEXIST when it is there and `exist_ok` is false, or is no directory.
+        """
+
+    @abstractmethod
+    def list(self, path: str) -> list[Entry]:
+        """Return the directory's entries in no particular order; [] when there is no such directory.
+
+        Raises:
+            StorageError: ENOTDIR when it is something else than a directory.
+        """
+
+    @abstractmethod
+    def size(self, path: str) -> int | None:
+        """Return the size of a file in bytes, None when there is nothing by that name.
+
+        Raises:
+            CorruptDataError: something else than a regular file is there.
+        """
+
+    @abstractmethod
+    def get(self, path: str, *, max_bytes: int) -> bytes:
+        """Return the whole content of a file.
+
+        Raises:
+            StorageError: ENOENT when it is missing.
+            CorruptDataError: it is larger than `max_bytes`, or no regular file.
+        """
+
+    @abstractmethod
+    def put(self, path: str, data: bytes) -> None:
+        """Create a file with this content, durable when this returns; its directory is the caller's to sync.
+
+        Raises:
+            StorageError: EEXIST when something is there already.
+        """
+
+    @abstractmethod
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Create a file with this content at once and durably; return False, changing nothing, when the name is taken.
+
+        Nobody ever sees a part of the content, and of several callers exactly one gets True.
+        """
+
+    @abstractmethod
+    def replace(self, path: str, data: bytes) -> None:
+        """Create or replace a small file at once and durably: everybody sees the old or the new content, whole."""
+
+    @abstractmethod
+    def rename_dir(self, source: str, target: str) -> bool:
+        """Rename a directory in one step; the parents are the caller's to sync.
+
+        Returns:
+            True when this call did it; False when `source` is gone (somebody else was first), nothing having changed.
+
+        Raises:
+            StorageError: EEXIST when `target` is there, even an empty directory, nothing having changed;
+                ENOTDIR when `source` is no directory; ENOENT when the parent of `target` is missing.
+        """
+
+    @abstractmethod
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file or a symbolic link; does nothing when it is gone."""
+
+    @abstractmethod
+    def delete_tree(self, path: str) -> None:
+        """Remove a directory with all below it, or a file. Tolerates that others remove or add entries meanwhile.
+
+        Links are removed, never followed. A directory that is gone is fine. The root itself cannot be removed.
+        """
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Return the bytes that may still be written, None where that is not known."""
+
+    @abstractmethod
+    def open_writer(self, path: str, *, num_bytes: int, block_bytes: int = BLOCK_BYTES) -> FileWriter:
+        """Create a new file to which exactly `num_bytes` will be appended.
+
+        Args:
+            path: the file; its directory exists.
+            num_bytes: its size.
+            block_bytes: size of the digested blocks; the default but for tests.
+
+        Raises:
+            StorageError: EEXIST when something is there already.
+        """
+
+    @abstractmethod
+    def open_reader(self, path: str) -> FileReader:
+        """Open a file for reading.
+
+        Raises:
+            StorageError: ENOENT when it is missing.
+            CorruptDataError: it is no regular file.
+        """
+
+
+def split_path(path: str) -> tuple[str, ...]:
+    """Return the parts of a storage path, () for the root.
+
+    Raises:
+        InvalidArgumentError: it could name something outside the root, or is not in its one spelling.
+    """
+    if path == "":
+        return ()
+    parts = tuple(path.split("/"))
+    if "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise InvalidArgumentError(
+            f"not a path inside the storage: {path!r}",
+            hint='Give a relative path with "/" between its parts, without empty, "." and ".." parts.',
+        )
+    return parts
