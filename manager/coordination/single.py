@@ -1,0 +1,90 @@
+"""One process on its own: nothing to meet, nothing to wait for.
+
+Must not know of stores or process groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from safepoint.manager.coordination.base import Coordinator, Transport
+from safepoint.manager.coordination.device_sync import sync_devices
+from safepoint.manager.errors import InvalidArgumentError, RendezvousTimeoutError
+
+if TYPE_CHECKING:
+    import torch
+
+    from safepoint.manager.coordination.base import Decide
+
+__all__ = ["SingleProcess"]
+
+_KEPT_BLOBS = 64
+
+
+class SingleProcess(Coordinator):
+    """The coordinator of a job of one process."""
+
+    def __init__(self) -> None:
+        self.process_index = 0
+        self.process_count = 1
+        self.description = "one process"
+        self._blobs: OrderedDict[str, bytes] = OrderedDict()
+        self._transport = _NobodyElse()
+
+    def sync_devices(self) -> None:
+        """See `Coordinator.sync_devices`."""
+        self.emit("sync_devices")
+        sync_devices()
+
+    def meet(self, name: str, payload: bytes, *, deadline_secs: float, decide: Decide | None = None) -> bytes:
+        """Return what `decide` makes of the one payload."""
+        del deadline_secs
+        self.emit(f"meet:{name}")
+        answer = b"" if decide is None else decide([payload])
+        if isinstance(answer, bytes):
+            return answer
+        (own,) = answer
+        return own
+
+    def share_blob(self, data: bytes) -> str:
+        """See `Coordinator.share_blob`."""
+        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        self._blobs[digest] = data
+        self._blobs.move_to_end(digest)
+        while len(self._blobs) > _KEPT_BLOBS:
+            self._blobs.popitem(last=False)
+        return digest
+
+    def fetch_blob(self, digest: str, *, deadline_secs: float) -> bytes:
+        """See `Coordinator.fetch_blob`; what is not here will never be, so it does not wait."""
+        if digest not in self._blobs:
+            raise RendezvousTimeoutError(f"Nobody shared the blob {digest}.", absent=(), deadline_secs=deadline_secs)
+        return self._blobs[digest]
+
+    def open_transport(self, *, deadline_secs: float) -> Transport:
+        """Return a transport that has nobody to talk to."""
+        del deadline_secs
+        return self._transport
+
+    def transport(self) -> Transport:
+        """See `Coordinator.transport`."""
+        return self._transport
+
+    def background(self) -> Coordinator:
+        """Return self: alone, no meeting can mix with another."""
+        return self
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _NobodyElse(Transport):
+    def send(self, buffer: torch.Tensor, to: int, *, deadline_secs: float) -> None:
+        del buffer, deadline_secs
+        raise InvalidArgumentError(f"There is no process {to} to send to: this job has one process.")
+
+    def receive(self, buffer: torch.Tensor, source: int, *, deadline_secs: float) -> None:
+        del buffer, deadline_secs
+        raise InvalidArgumentError(f"There is no process {source} to receive from: this job has one process.")
