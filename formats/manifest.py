@@ -1,0 +1,195 @@
+"""The manifest of a step: the structure of the state, where each region of each leaf lies, and the digests of the files.
+
+It owns `manifest.json` as `docs/format.md` defines it, and checks all of it when reading: what `Manifest.from_bytes`
+returns can be followed without looking again. It must not know how the state became a tree or who wrote the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from safepoint.formats.commit_record import CommitRecord
+from safepoint.formats.entries import FileEntry, LeafEntry, ShardEntry
+from safepoint.formats.errors import CorruptDataError, IncompleteCoverageError, InvalidArgumentError
+from safepoint.formats.fields import Fields, canonical_json, parse_json
+from safepoint.formats.layout import COMMIT_NAME, LAYOUT_VERSION, MANIFEST_NAME, MODES, Mode, Scope, check_header
+from safepoint.formats.region import check_tiling
+from safepoint.formats.tree import (
+    JSON,
+    Node,
+    PathKey,
+    TaggedKey,
+    TreePath,
+    display_path,
+    structure_from_rows,
+    structure_to_rows,
+)
+
+__all__ = [
+    "COMMIT_NAME",
+    "JSON",
+    "LAYOUT_VERSION",
+    "MANIFEST_NAME",
+    "CommitRecord",
+    "FileEntry",
+    "LeafEntry",
+    "Manifest",
+    "Mode",
+    "Node",
+    "PathKey",
+    "Scope",
+    "ShardEntry",
+    "TaggedKey",
+    "TreePath",
+    "display_path",
+]
+
+_KIND = "safepoint-manifest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All that is needed to read a step, apart from the data.
+
+    Attributes:
+        structure: node by path, parents first, in the state's order.
+        leaves: the arrays; each has a node.
+        files: the data files.
+        process_count: how many processes saved.
+        format: name of the files' format.
+        mode: who wrote what.
+        step: the step.
+        attempt: the attempt that wrote the step.
+        partial: whether this is one of several private records, so that its regions need not tile their leaves.
+    """
+
+    structure: Mapping[TreePath, Node]
+    leaves: tuple[LeafEntry, ...]
+    files: tuple[FileEntry, ...]
+    process_count: int
+    format: str
+    mode: Mode
+    step: int
+    attempt: str
+    partial: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return `manifest.json`; equal manifests give equal bytes.
+
+        Raises:
+            InvalidArgumentError: the structure is no tree with its parents first, or a leaf has no node in it.
+            UnsupportedValueError: a node's data is not JSON.
+        """
+        rows, index = structure_to_rows(self.structure)
+        leaves = []
+        for leaf in self.leaves:
+            row = index.get(leaf.path)
+            if row is None:
+                raise InvalidArgumentError(f"leaf {display_path(leaf.path)!r} has no node in the structure")
+            leaves.append(leaf.to_json(row))
+        return canonical_json(
+            {
+                "kind": _KIND,
+                "version": LAYOUT_VERSION,
+                "step": self.step,
+                "attempt": self.attempt,
+                "process_count": self.process_count,
+                "format": self.format,
+                "mode": self.mode,
+                "partial": self.partial,
+                "structure": rows,
+                "files": [file.to_json() for file in self.files],
+                "leaves": leaves,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: str) -> Manifest:
+        """Return the manifest that anybody may have written, checked throughout.
+
+        Args:
+            data: content of `manifest.json`.
+            path: where it was read, for errors.
+
+        Raises:
+            UnsupportedVersionError: a newer safepoint wrote it.
+            CorruptDataError: anything else is wrong with it; names `path`, and the leaf where it is one.
+        """
+        fields = Fields(parse_json(data, what="the manifest", path=path), what="the manifest", path=path)
+        check_header(fields, kind=_KIND)
+        process_count = fields.integer("process_count", minimum=1)
+        partial = fields.flag("partial")
+        structure, paths = structure_from_rows(fields.items("structure"), path=path)
+        files = tuple(
+            FileEntry.from_json(file, index=index, process_count=process_count, path=path)
+            for index, file in enumerate(fields.items("files"))
+        )
+        leaves = tuple(
+            LeafEntry.from_json(leaf, index=index, paths=paths, files=files, path=path)
+            for index, leaf in enumerate(fields.items("leaves"))
+        )
+        _check_names(leaves, files, path=path)
+        _check_ranges(leaves, files, path=path)
+        if not partial:
+            _check_tilings(leaves, path=path)
+        return cls(
+            structure=structure,
+            leaves=leaves,
+            files=files,
+            process_count=process_count,
+            format=fields.identifier("format"),
+            mode=fields.choice("mode", MODES),
+            step=fields.integer("step"),
+            attempt=fields.identifier("attempt"),
+            partial=partial,
+        )
+
+
+def _check_names(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, path: str) -> None:
+    """Check that no file, no leaf and no key of a file occurs twice."""
+    for file in _repeated((file.path, file.path) for file in files):
+        raise CorruptDataError(f"the manifest has the file {file} twice", path=path)
+    for leaf in _repeated((leaf.path, display_path(leaf.path)) for leaf in leaves):
+        raise CorruptDataError("the manifest has a leaf twice", path=path, leaf=leaf)
+    shards = ((shard, leaf) for leaf in leaves for shard in leaf.shards)
+    for leaf in _repeated(((shard.file, shard.key), display_path(leaf.path)) for shard, leaf in shards):
+        raise CorruptDataError("a shard has the key of another in its file", path=path, leaf=leaf)
+
+
+def _repeated(named: Iterable[tuple[Any, str]]) -> Iterable[str]:
+    """Yield the second of each pair whose first was there before."""
+    seen = set()
+    for key, name in named:
+        if key in seen:
+            yield name
+        seen.add(key)
+
+
+def _check_ranges(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, path: str) -> None:
+    """Check that no byte of a file belongs to two shards."""
+    ranges: list[list[tuple[int, int, LeafEntry]]] = [[] for _ in files]
+    for leaf in leaves:
+        for shard in leaf.shards:
+            if shard.num_bytes:
+                ranges[shard.file].append((shard.offset, shard.offset + shard.num_bytes, leaf))
+    for file, held in zip(files, ranges, strict=True):
+        held.sort(key=lambda entry: entry[:2])
+        for (_, end, _), (start, _, leaf) in zip(held, held[1:], strict=False):
+            if start < end:
+                raise CorruptDataError(
+                    f"a shard shares bytes of the file {file.path} with another",
+                    path=path,
+                    leaf=display_path(leaf.path),
+                )
+
+
+def _check_tilings(leaves: Sequence[LeafEntry], *, path: str) -> None:
+    for leaf in leaves:
+        try:
+            check_tiling(leaf.shape, (shard.region for shard in leaf.shards), leaf=display_path(leaf.path))
+        except IncompleteCoverageError as error:
+            raise CorruptDataError(
+                f"the shards do not tile their leaf: {error.message}", path=path, leaf=error.leaf
+            ) from error
