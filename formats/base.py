@@ -5,9 +5,11 @@ A format never touches data: it says where the bytes go, and storage puts them t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["FileLayout", "Format", "Piece", "Placement"]
 
@@ -58,18 +60,17 @@ class FileLayout:
 
 
 class Format(Protocol):
-    """A way to lay out pieces in one file.
-
-    Attributes:
-        name: as users write it and as manifests record it.
-        suffix: of its files, with the dot.
-    """
+    """A way to lay out pieces in one file."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the format, as users write it and as manifests record it."""
+        ...
 
     @property
-    def suffix(self) -> str: ...
+    def suffix(self) -> str:
+        """Suffix of its files, with the dot."""
+        ...
 
     def layout(self, pieces: Sequence[Piece], metadata: Mapping[str, str]) -> FileLayout:
         """Return header and placements of a file that holds `pieces`; equal arguments give equal bytes.

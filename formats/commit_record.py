@@ -7,15 +7,18 @@ step is published.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.checksum import digest, is_digest
 from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.fields import INT64_MAX, Fields, canonical_json, parse_json
 from safepoint.formats.layout import LAYOUT_VERSION, MODES, SCOPES, Mode, Scope, check_header
-from safepoint.formats.tree import JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from safepoint.formats.tree import JSON
 
 __all__ = ["COMMIT_MAX_BYTES", "CommitRecord"]
 

@@ -7,13 +7,14 @@ Quantised dtypes are absent: their scale is not in their bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from safepoint.formats.errors import UnsupportedValueError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 __all__ = ["ITEM_BYTES", "SAFETENSORS_NAMES", "dtype_name", "torch_dtype"]

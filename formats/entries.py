@@ -6,8 +6,8 @@ Checks that compare entries (tiling, overlaps, names used twice) are the manifes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from safepoint.formats.checksum import BLOCK_BYTES, is_digest, num_blocks
 from safepoint.formats.dtypes import ITEM_BYTES
@@ -16,6 +16,9 @@ from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.region import Region
 from safepoint.formats.tree import JSON, TreePath, display_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["MAX_RANK", "FileEntry", "LeafEntry", "ShardEntry"]
 

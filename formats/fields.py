@@ -10,10 +10,12 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["INT64_MAX", "MAX_DEPTH", "Fields", "canonical_json", "check_id", "check_relative_path", "parse_json"]
 
@@ -23,6 +25,8 @@ MAX_DEPTH = 64
 INT64_MAX = 2**63 - 1
 _MAX_INT_DIGITS = 4300  # what Python itself converts by default; conversion takes quadratic time beyond
 _MAX_PATH_CHARS = 4096
+
+_CONTAINERS = (dict, list, tuple)
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -84,14 +88,14 @@ def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH)
 
 def _levels(value: Any) -> Iterable[list[Any]]:
     """Yield the containers of each nesting level, outermost first, without recursion."""
-    level = [value] if isinstance(value, (dict, list, tuple)) else []
+    level = [value] if isinstance(value, _CONTAINERS) else []
     while level:
         yield level
         level = [
             child
             for container in level
             for child in (container.values() if isinstance(container, dict) else container)
-            if isinstance(child, (dict, list, tuple))
+            if isinstance(child, _CONTAINERS)
         ]
 
 

@@ -5,10 +5,12 @@ Knows nothing of what the files hold.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.errors import UnsupportedVersionError
-from safepoint.formats.fields import Fields
+
+if TYPE_CHECKING:
+    from safepoint.formats.fields import Fields
 
 __all__ = ["COMMIT_NAME", "LAYOUT_VERSION", "MANIFEST_NAME", "MODES", "SCOPES", "Mode", "Scope", "check_header"]
 

@@ -1,4 +1,4 @@
-"""The manifest of a step: the structure of the state, where each region of each leaf lies, and the digests of the files.
+"""The manifest of a step: the structure of the state, where each region of each leaf lies, and the files' digests.
 
 It owns `manifest.json` as `docs/format.md` defines it, and checks all of it when reading: what `Manifest.from_bytes`
 returns can be followed without looking again. It must not know how the state became a tree or who wrote the files.
@@ -6,9 +6,9 @@ returns can be followed without looking again. It must not know how the state be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from safepoint.formats.commit_record import CommitRecord
 from safepoint.formats.entries import FileEntry, LeafEntry, ShardEntry
@@ -26,6 +26,9 @@ from safepoint.formats.tree import (
     structure_from_rows,
     structure_to_rows,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "COMMIT_NAME",
@@ -47,6 +50,8 @@ __all__ = [
 ]
 
 _KIND = "safepoint-manifest"
+
+_EntryT = TypeVar("_EntryT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,22 +154,27 @@ class Manifest:
 
 def _check_names(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, path: str) -> None:
     """Check that no file, no leaf and no key of a file occurs twice."""
-    for file in _repeated((file.path, file.path) for file in files):
-        raise CorruptDataError(f"the manifest has the file {file} twice", path=path)
-    for leaf in _repeated((leaf.path, display_path(leaf.path)) for leaf in leaves):
-        raise CorruptDataError("the manifest has a leaf twice", path=path, leaf=leaf)
-    shards = ((shard, leaf) for leaf in leaves for shard in leaf.shards)
-    for leaf in _repeated(((shard.file, shard.key), display_path(leaf.path)) for shard, leaf in shards):
-        raise CorruptDataError("a shard has the key of another in its file", path=path, leaf=leaf)
+    for file in _repeated(files, key=lambda file: file.path):
+        raise CorruptDataError(f"the manifest has the file {file.path} twice", path=path)
+    for leaf in _repeated(leaves, key=lambda leaf: leaf.path):
+        raise CorruptDataError("the manifest has a leaf twice", path=path, leaf=display_path(leaf.path))
+    shards = ((leaf, shard) for leaf in leaves for shard in leaf.shards)
+    for leaf, shard in _repeated(shards, key=lambda pair: (pair[1].file, pair[1].key)):
+        raise CorruptDataError(
+            f"a shard has the key of another in the file {files[shard.file].path}",
+            path=path,
+            leaf=display_path(leaf.path),
+        )
 
 
-def _repeated(named: Iterable[tuple[Any, str]]) -> Iterable[str]:
-    """Yield the second of each pair whose first was there before."""
+def _repeated(entries: Iterable[_EntryT], *, key: Callable[[_EntryT], Hashable]) -> Iterator[_EntryT]:
+    """Yield each entry whose key an earlier one has."""
     seen = set()
-    for key, name in named:
-        if key in seen:
-            yield name
-        seen.add(key)
+    for entry in entries:
+        name = key(entry)
+        if name in seen:
+            yield entry
+        seen.add(name)
 
 
 def _check_ranges(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, path: str) -> None:
@@ -176,7 +186,7 @@ def _check_ranges(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, pa
                 ranges[shard.file].append((shard.offset, shard.offset + shard.num_bytes, leaf))
     for file, held in zip(files, ranges, strict=True):
         held.sort(key=lambda entry: entry[:2])
-        for (_, end, _), (start, _, leaf) in zip(held, held[1:], strict=False):
+        for (_, end, _), (start, _, leaf) in itertools.pairwise(held):
             if start < end:
                 raise CorruptDataError(
                     f"a shard shares bytes of the file {file.path} with another",
@@ -187,6 +197,8 @@ def _check_ranges(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, pa
 
 def _check_tilings(leaves: Sequence[LeafEntry], *, path: str) -> None:
     for leaf in leaves:
+        if len(leaf.shards) == 1 and leaf.shards[0].region.shape == leaf.shape:
+            continue  # inside the shape and as large: the whole of it
         try:
             check_tiling(leaf.shape, (shard.region for shard in leaf.shards), leaf=display_path(leaf.path))
         except IncompleteCoverageError as error:

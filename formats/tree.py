@@ -6,11 +6,13 @@ A node's `kind` and `data` belong to whoever made them (`safepoint.manager`); he
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "JSON",
