@@ -5,7 +5,8 @@ named bytes, durably, and says precisely what failed.
 
 Rules that every implementation keeps (tests/contract/test_storage.py holds them to it):
 
-- Paths are relative to the root and "/"-separated; "" is the root. Absolute paths, empty, "." and ".." parts are refused.
+- Paths are relative to the root and "/"-separated; "" is the root. Absolute paths and empty, "." and ".." parts are
+  refused.
 - What is below the root stays below it: symbolic links found there are never followed.
 - Files appear under the user's umask, are created exclusively, and a failed operation leaves no partial file behind.
 - Failures are `StorageError` with `path` and `errno`. Something else than a regular file where one is to be read is
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-__all__ = ["Entry", "FileReader", "FileWriter", "Storage", "WrittenFile", "split_path"]
+__all__ = ["Entry", "FileReader", "FileWriter", "Storage", "WrittenFile", "split_name", "split_path"]
 
 
 class Entry(NamedTuple):
@@ -259,4 +260,16 @@ def split_path(path: str) -> tuple[str, ...]:
             f"not a path inside the storage: {path!r}",
             hint='Give a relative path with "/" between its parts, without empty, "." and ".." parts.',
         )
+    return parts
+
+
+def split_name(path: str) -> tuple[str, ...]:
+    """Return the parts of a storage path that is not the root's; there is at least one.
+
+    Raises:
+        InvalidArgumentError: as `split_path`, and for "".
+    """
+    parts = split_path(path)
+    if not parts:
+        raise InvalidArgumentError("the root of a storage is neither a file nor to be removed or renamed")
     return parts

@@ -1,0 +1,156 @@
+"""One open local file: written in blocks past the page cache where the file system allows it, and read.
+
+Owns direct I/O: it is tried, not configured, and given up for the file at the first refusal. Direct writes are whole
+pages, so the last block is padded and the file cut to its size at the end. Knows nothing about digests and threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from safepoint.formats.errors import CorruptDataError
+from safepoint.formats.storage.base import FileReader
+from safepoint.formats.storage.block_writer import BlockFile
+from safepoint.formats.storage.buffers import ALIGNMENT
+from safepoint.formats.storage.system import (
+    UNSUPPORTED,
+    SystemCalls,
+    raised_as_storage_error,
+    read_fully,
+    write_fully,
+)
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+__all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader"]
+
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_DIRECT_FLAG = getattr(os, "O_DIRECT", 0)
+_SMALLEST_DIRECT_BYTES = 1 << 20  # below, the one fsync is all of the time
+
+
+class LocalBlockFile(BlockFile):
+    """A new file; holds its directory open, so that it removes its own file and no other, wherever that was moved."""
+
+    def __init__(
+        self, directory: int, name: str, *, path: str, num_bytes: int, block_bytes: int, calls: SystemCalls
+    ) -> None:
+        """Create the file under the umask.
+
+        Args:
+            directory: descriptor of its directory; duplicated.
+            name: its name there.
+            path: it in full, for messages.
+            num_bytes: its size.
+            block_bytes: size of the blocks that it will be written in.
+            calls: the system calls.
+
+        Raises:
+            OSError: FileExistsError when something is there already.
+        """
+        self.path = path
+        self._name = name
+        self._num_bytes = num_bytes
+        self._calls = calls
+        self._directory = os.dup(directory)
+        try:
+            self._descriptor = os.open(name, CREATE_FLAGS, 0o666, dir_fd=self._directory)
+        except BaseException:
+            os.close(self._directory)
+            raise
+        worthwhile = block_bytes % ALIGNMENT == 0 and num_bytes >= _SMALLEST_DIRECT_BYTES
+        self._direct = worthwhile and self._set_direct(on=True)
+        self.alignment = ALIGNMENT if self._direct else 1
+
+    @override
+    def write(self, offset: int, block: memoryview, num_bytes: int) -> None:
+        with self._errors():
+            if self._direct and len(block) % ALIGNMENT == 0:
+                try:
+                    return write_fully(self._calls, self._descriptor, block, offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                self._direct = self._set_direct(on=False)
+            return write_fully(self._calls, self._descriptor, block[:num_bytes], offset)
+
+    @override
+    def finish(self) -> None:
+        with self._errors():
+            if os.fstat(self._descriptor).st_size != self._num_bytes:  # the padding of the last block
+                os.ftruncate(self._descriptor, self._num_bytes)
+            self._calls.fsync(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+        os.close(self._directory)
+
+    @override
+    def discard(self) -> None:
+        with suppress(OSError):
+            os.unlink(self._name, dir_fd=self._directory)
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+        os.close(self._directory)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return raised_as_storage_error(
+            "write", self.path, needed_bytes=self._num_bytes, free_bytes=lambda: _free_bytes(self._directory)
+        )
+
+    def _set_direct(self, *, on: bool) -> bool:
+        if not _DIRECT_FLAG:
+            return False
+        try:
+            # Not at the open: there, some file systems create the file and then refuse it.
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _DIRECT_FLAG if on else flags & ~_DIRECT_FLAG)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            return False
+        return on
+
+
+class LocalFileReader(FileReader):
+    """Reads through the page cache, which measured faster than direct reads, also for cold files."""
+
+    def __init__(self, descriptor: int, num_bytes: int, *, path: str, calls: SystemCalls) -> None:
+        """Take over an open descriptor of a regular file of `num_bytes`; `path` is for messages."""
+        self.num_bytes = num_bytes
+        self._descriptor = descriptor
+        self._path = path
+        self._calls = calls
+
+    @override
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        with raised_as_storage_error("read", self._path):
+            count = read_fully(self._calls, self._descriptor, buffer, offset)
+        if count < len(buffer):
+            raise CorruptDataError(
+                f"the file ends at byte {offset + count:,}; {len(buffer):,} bytes from {offset:,} on were expected",
+                path=self._path,
+                hint="It was cut short after it was written: restore another step, or a copy of this one.",
+            )
+
+    @override
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _free_bytes(descriptor: int) -> int | None:
+    try:
+        found = os.fstatvfs(descriptor)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
