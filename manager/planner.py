@@ -7,15 +7,14 @@ the same tables give the same plan, whoever computes it.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.errors import IncompleteCoverageError, InvalidArgumentError
-from safepoint.formats.manifest import LeafEntry, Mode, ShardEntry, TreePath, display_path, path_from_json, path_to_json
+from safepoint.formats.manifest import LeafEntry, Mode, Scope, ShardEntry, TreePath, display_path
 from safepoint.formats.region import Region, check_tiling, subtract
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ __all__ = [
 
 AUTO_CONSOLIDATED_BYTES = 1 << 30
 """Largest replicated state, in bytes, for which mode "auto" lets the primary write all of it."""
-
-Scope = Literal["shared", "per_process"]
-"""Whether all processes see one root, or each has its own."""
 
 Table = Mapping[TreePath, "ArraySpec"]
 
@@ -76,28 +72,6 @@ class SavePlan:
         """Return the part of the plan in which this process reads or writes."""
         mine = (item for item in self.assignments if process_index in (item.source, item.writer))
         return SavePlan(self.mode, self.scope, tuple(mine))
-
-    def to_bytes_for(self, process_index: int) -> bytes:
-        """Return the part of the plan that concerns this process, for `from_bytes` over there."""
-        leaves: list[list[Any]] = []
-        last: TreePath | None = None
-        for item in self.involving(process_index).assignments:
-            if item.path != last:
-                last = item.path
-                leaves.append([path_to_json(item.path)])
-            leaves[-1].append([*item.region.to_json(), item.source, item.writer])
-        return json.dumps([self.mode, self.scope, leaves], separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SavePlan:
-        """Return the plan that `to_bytes_for` described (between our own processes: not checked)."""
-        mode, scope, leaves = json.loads(data)
-        assignments = []
-        for json_path, *entries in leaves:
-            path = path_from_json(json_path)
-            for offsets, shape, source, writer in entries:
-                assignments.append(WriteAssignment(path, Region(tuple(offsets), tuple(shape)), source, writer))
-        return cls(mode, scope, tuple(assignments))
 
 
 def choose_mode(
@@ -188,7 +162,9 @@ def _private_assignments(tables: Sequence[Table]) -> Iterator[WriteAssignment]:
     for process, table in enumerate(tables):
         for path, spec in table.items():
             held: _Held = [(region, ()) for region in spec.regions]
-            for region, _ in held if len(held) < 2 else sorted(_cut_overlaps(held)):
+            if len(held) > 1:
+                held = sorted(_cut_overlaps(held))
+            for region, _ in held:
                 yield WriteAssignment(path, region, process, process)
 
 

@@ -1,0 +1,249 @@
+"""Which names in a root are ours, and which of them are committed steps. Reads only.
+
+Names, all directories directly in the root:
+
+    <step>                  a committed step, if it holds a valid commit record of that step
+    <step>.tmp-<attempt>    a save under way, or what one left behind
+    <step>.old-<attempt>    a step that the attempt was replacing: it is the step while there is no other
+    .trash-<attempt>        hidden, being deleted (`-<n>` is added should the name be taken)
+    .safepoint/             owner, pins
+
+Everything else belongs to others and is neither listed nor touched. That includes numbers in another spelling than
+ours (`007`, `+5`), files, symbolic links, and a directory with a number for a name but no commit record in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from safepoint.formats.commit_record import COMMIT_MAX_BYTES, CommitRecord
+from safepoint.formats.layout import COMMIT_NAME
+from safepoint.manager.errors import CheckpointError, CorruptDataError, StorageError
+from safepoint.manager.policies import StepInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from safepoint.formats.storage import Storage
+    from safepoint.formats.storage.base import Entry
+
+__all__ = [
+    "CommittedStep",
+    "Listing",
+    "OwnName",
+    "RecordCache",
+    "StepProblem",
+    "is_attempt",
+    "parse_name",
+    "parse_step",
+    "read_listing",
+    "trash_name",
+]
+
+MAX_STEP = 2**63 - 1
+
+_ATTEMPT = r"[0-9a-f]{16,32}"
+_STEP = r"0|[1-9][0-9]{0,18}"
+_NAME = re.compile(rf"(?P<step>{_STEP})(?:\.(?P<kind>tmp|old)-(?P<attempt>{_ATTEMPT}))?", re.ASCII)
+_TRASH = re.compile(rf"\.trash-(?P<attempt>{_ATTEMPT})(?:-[0-9]{{1,4}})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnName:
+    """What a name of ours says: kind "step", "tmp", "old" or "trash", and of what."""
+
+    kind: Literal["step", "tmp", "old", "trash"]
+    step: int | None
+    attempt: str | None
+
+
+def parse_step(name: str) -> int | None:
+    """Return the step that this name spells in the one way in which we spell it, else None."""
+    if re.fullmatch(_STEP, name, re.ASCII) is None:
+        return None
+    step = int(name)
+    return step if step <= MAX_STEP else None
+
+
+def parse_name(name: str) -> OwnName | None:
+    """Return what a name in the root says, or None when it is not ours."""
+    trash = _TRASH.fullmatch(name)
+    if trash is not None:
+        return OwnName("trash", None, trash["attempt"])
+    match = _NAME.fullmatch(name)
+    if match is None or int(match["step"]) > MAX_STEP:
+        return None
+    kind: Literal["step", "tmp", "old"] = "step"
+    if match["kind"] is not None:
+        kind = "tmp" if match["kind"] == "tmp" else "old"
+    return OwnName(kind, int(match["step"]), match["attempt"])
+
+
+def is_attempt(text: str) -> bool:
+    """Say whether this can be the id of an attempt: 16 to 32 lower-case hexadecimal digits."""
+    return re.fullmatch(_ATTEMPT, text, re.ASCII) is not None
+
+
+def trash_name(attempt: str, number: int = 0) -> str:
+    """Return the name under which a directory is hidden."""
+    return f".trash-{attempt}-{number}" if number else f".trash-{attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedStep:
+    """A committed step, and where it lies.
+
+    Attributes:
+        record: its commit record.
+        prefix: its directory, relative to the root.
+    """
+
+    record: CommitRecord
+    prefix: str
+
+    @property
+    def info(self) -> StepInfo:
+        """What policies may know of it."""
+        record = self.record
+        return StepInfo(record.step, record.sequence, record.attempt, record.metrics, record.num_bytes, record.run)
+
+
+@dataclass(frozen=True, slots=True)
+class StepProblem:
+    """A directory that has the name of a step and a commit record, but is none: somebody should look.
+
+    Attributes:
+        step: the number in its name.
+        prefix: its directory, relative to the root.
+        error: what is wrong; carries the step and the path.
+    """
+
+    step: int
+    prefix: str
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One look at a root.
+
+    Attributes:
+        steps: committed steps, ascending by sequence.
+        problems: directories that should be steps and are not.
+        superseded: valid `.old-` directories whose step is there again.
+        occupied: names of the shape `<step>` in the root, whatever they are.
+    """
+
+    steps: tuple[CommittedStep, ...]
+    problems: tuple[StepProblem, ...]
+    superseded: tuple[CommittedStep, ...]
+    occupied: frozenset[str]
+
+    @property
+    def next_sequence(self) -> int:
+        """One above the highest, counting those that cannot be read as if they came after all others."""
+        highest = max((step.record.sequence for step in self.steps), default=0)
+        return highest + len(self.problems) + 1
+
+
+class RecordCache:
+    """Commit records by directory, valid while the directory's identity is the same; used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[tuple[int, ...], CommittedStep]] = {}
+
+    def get(self, storage: Storage, entry: Entry, step: int) -> CommittedStep | StepProblem | None:
+        """Return what the directory is, reading its record only if that is not known."""
+        with self._lock:
+            known = self._known.get(entry.name)
+        if known is not None and entry.identity and known[0] == entry.identity:
+            return known[1]
+        found = _read_step(storage, entry.name, step)
+        # Only what is whole stays as it is: somebody may just be copying a step into the root.
+        if isinstance(found, CommittedStep):
+            with self._lock:
+                self._known[entry.name] = (entry.identity, found)
+        return found
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Forget directories that are gone."""
+        present = frozenset(names)
+        with self._lock:
+            self._known = {name: known for name, known in self._known.items() if name in present}
+
+
+def read_listing(storage: Storage, cache: RecordCache) -> Listing:
+    """Look at the root and return what is there.
+
+    Neither times nor the order of names matter. Directories may come and go meanwhile: each is listed or not.
+    """
+    steps: dict[int, CommittedStep] = {}
+    old: dict[int, list[CommittedStep]] = {}
+    problems: list[StepProblem] = []
+    occupied: set[str] = set()
+    entries = storage.list("")
+    cache.keep_only(entry.name for entry in entries)
+    for entry in entries:
+        name = parse_name(entry.name)
+        if name is None or name.step is None or name.kind == "tmp":
+            continue
+        if name.kind == "step":
+            occupied.add(entry.name)
+        if not entry.is_dir:
+            continue
+        found = cache.get(storage, entry, name.step)
+        if isinstance(found, StepProblem):
+            problems.append(found)
+        elif found is not None and name.kind == "step":
+            steps[found.record.step] = found
+        elif found is not None:
+            old.setdefault(found.record.step, []).append(found)
+    superseded = _stand_in(steps, old)
+    return Listing(
+        steps=tuple(sorted(steps.values(), key=_order)),
+        problems=tuple(sorted(problems, key=lambda problem: (problem.step, problem.prefix))),
+        superseded=tuple(superseded),
+        occupied=frozenset(occupied),
+    )
+
+
+def _stand_in(steps: dict[int, CommittedStep], old: dict[int, list[CommittedStep]]) -> list[CommittedStep]:
+    """Let the newest `.old-` directory of a step that is not there be it; return the others."""
+    superseded: list[CommittedStep] = []
+    for number, candidates in old.items():
+        candidates.sort(key=_order)
+        if number not in steps:
+            steps[number] = candidates.pop()
+        superseded.extend(candidates)
+    return superseded
+
+
+def _order(step: CommittedStep) -> tuple[int, str]:
+    return step.record.sequence, step.record.attempt
+
+
+def _read_step(storage: Storage, prefix: str, step: int) -> CommittedStep | StepProblem | None:
+    path = f"{prefix}/{COMMIT_NAME}"
+    full_path = storage.describe(path)
+    try:
+        record = CommitRecord.from_bytes(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=full_path)
+    except StorageError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None  # vanished since, or no step of ours
+        return StepProblem(step, prefix, error.with_context(step=step))
+    except CheckpointError as error:
+        return StepProblem(step, prefix, error.with_context(step=step))
+    if record.step != step:
+        mismatch = CorruptDataError(
+            f"the directory is named {step}, but its commit record is that of step {record.step}",
+            step=step,
+            path=full_path,
+            hint=f"Rename it to {record.step} if it was renamed or copied by hand.",
+        )
+        return StepProblem(step, prefix, mismatch)
+    return CommittedStep(record, prefix)

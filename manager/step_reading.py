@@ -1,0 +1,144 @@
+"""Looking at the steps of a root: which are there, what their manifests say, whether their files are all there.
+
+Reads only, so it needs no ownership and works on a read-only root. What it finds may be deleted a moment later by the
+root's owner; that is told from damage and reported as such.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from safepoint.formats.checksum import digest
+from safepoint.formats.commit_record import COMMIT_MAX_BYTES, CommitRecord
+from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
+from safepoint.formats.manifest import Manifest
+from safepoint.manager import pins
+from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
+from safepoint.manager.step_listing import CommittedStep, Listing, RecordCache, StepProblem, read_listing
+
+if TYPE_CHECKING:
+    from safepoint.formats.storage import Storage
+
+__all__ = ["StepReader", "attempt_at"]
+
+
+class StepReader:
+    """The committed steps of one root; may be used by several threads."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._cache = RecordCache()
+
+    def listing(self) -> Listing:
+        """Return one look at the root: steps, problems and the next sequence that belong together."""
+        return read_listing(self._storage, self._cache)
+
+    def list_steps(self) -> list[CommittedStep]:
+        """Return the committed steps, ascending by sequence: the last one is the latest."""
+        return list(self.listing().steps)
+
+    def problems(self) -> list[StepProblem]:
+        """Return what has the name and a record of a step and yet is none, ascending by step."""
+        return list(self.listing().problems)
+
+    def next_sequence(self) -> int:
+        """Return the sequence for a commit made now: one above the highest in the root."""
+        return self.listing().next_sequence
+
+    def pinned_attempts(self) -> frozenset[str]:
+        """Return the attempts of the committed steps that somebody pinned."""
+        pinned = pins.pinned_steps(self._storage)
+        if not pinned:
+            return frozenset()
+        return frozenset(step.record.attempt for step in self.list_steps() if step.record.step in pinned)
+
+    def load_manifest(self, step: CommittedStep) -> Manifest:
+        """Return the manifest that the commit record names.
+
+        Raises:
+            StepNotFoundError: the step was deleted since it was listed.
+            CorruptDataError: the manifest is missing, or not the one that was committed.
+        """
+        record = step.record
+        path = f"{step.prefix}/{MANIFEST_NAME}"
+        full_path = self._storage.describe(path)
+        try:
+            data = self._storage.get(path, max_bytes=record.manifest_bytes)
+        except StorageError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise error.with_context(step=record.step) from None
+            self._check_present(step)
+            raise CorruptDataError("the manifest is missing", step=record.step, path=full_path) from error
+        except CorruptDataError as error:
+            raise error.with_context(step=record.step) from None
+        if len(data) != record.manifest_bytes or digest(data) != record.manifest_digest:
+            raise CorruptDataError(
+                "the manifest is not the one that was committed: its size or digest differs",
+                step=record.step,
+                path=full_path,
+                hint="Restore another step; `safepoint verify` shows which are sound.",
+            )
+        try:
+            manifest = Manifest.from_bytes(data, path=full_path)
+        except CheckpointError as error:
+            raise error.with_context(step=record.step) from None
+        if (manifest.step, manifest.attempt) != (record.step, record.attempt):
+            raise CorruptDataError(
+                f"the manifest is that of step {manifest.step}, attempt {manifest.attempt}",
+                step=record.step,
+                path=full_path,
+            )
+        return manifest
+
+    def check_files(self, step: CommittedStep, manifest: Manifest) -> None:
+        """Check that every file of the step is there at its exact size. Reads none of them.
+
+        Raises:
+            StepNotFoundError: the step was deleted since it was listed.
+            CorruptDataError: a file is missing, of another size, or something else than a file; names the first one.
+        """
+        faults: list[tuple[str, str]] = []
+        for file in manifest.files:
+            path = f"{step.prefix}/{file.path}"
+            try:
+                size = self._storage.size(path)
+            except CorruptDataError as error:
+                faults.append((path, error.message))
+                continue
+            if size is None:
+                faults.append((path, "the file is missing"))
+            elif size != file.num_bytes:
+                faults.append((path, f"the file has {size:,} bytes where {file.num_bytes:,} were committed"))
+        if not faults:
+            return
+        self._check_present(step)
+        path, message = faults[0]
+        more = f" (and {len(faults) - 1} more files are wrong)" if len(faults) > 1 else ""
+        raise CorruptDataError(f"{message}{more}", step=step.record.step, path=self._storage.describe(path))
+
+    def _check_present(self, step: CommittedStep) -> None:
+        """Tell a step that was deleted meanwhile from one that is damaged."""
+        if attempt_at(self._storage, step.prefix) == step.record.attempt:
+            return
+        steps = sorted(other.record.step for other in self.list_steps())
+        raise StepNotFoundError(
+            "the step was deleted or replaced while it was being read",
+            step=step.record.step,
+            path=self._storage.describe(step.prefix),
+            available=tuple(steps),
+            hint="List the steps again; pin a step to keep it.",
+        )
+
+
+def attempt_at(storage: Storage, prefix: str) -> str | None:
+    """Return the attempt whose valid record is in this directory now, None when there is none."""
+    path = f"{prefix}/{COMMIT_NAME}"
+    try:
+        return CommitRecord.from_bytes(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=path).attempt
+    except StorageError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise
+    except CheckpointError:
+        return None
