@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from safepoint.manager.cli.app import app
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the `safepoint` command."""
+    app()
