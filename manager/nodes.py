@@ -1,0 +1,162 @@
+"""The vocabulary of the state's tree: which kinds of nodes there are, and what their data says.
+
+    dict         {"type": "OrderedDict" | "defaultdict" | "Counter", "factory", "metadata", "class"}, all optional;
+                 children by encoded key, in order
+    list, tuple  {"length"}; children 0, 1, …        deque  {"length", "maxlen"}
+    namedtuple, dataclass   {"class", "fields"}; children by field
+    array        None, or {"kind": "numpy"}; its data is in the files
+    alias        {"path": keys}: the same memory as the array at that path
+    value        a plain value in the form of `values`
+    stateful     {"form", "class", "metadata", "wrapped"}; children: those of its state, or the one child "state"
+                 where the state is no mapping (wrapped)
+    per_process  {"process_count"}; children by process index
+
+Owns what a container's node looks like. Class names are for people: nothing is made from them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from safepoint.formats.errors import UnsupportedValueError
+from safepoint.formats.manifest import JSON, Node, PathKey, TreePath
+from safepoint.manager.tree_keys import encode_key, key_from_json, key_to_json
+from safepoint.manager.values import encode_value, type_name
+
+__all__ = [
+    "FACTORIES",
+    "MAPPINGS",
+    "SEQUENCES",
+    "alias_node",
+    "alias_path",
+    "children_of",
+    "container_node",
+    "encode_metadata",
+    "is_namedtuple",
+    "mapping_node",
+]
+
+MAPPINGS: Mapping[str | None, type[dict[Any, Any]]] = {
+    None: dict,
+    "OrderedDict": collections.OrderedDict,
+    "defaultdict": collections.defaultdict,
+    "Counter": collections.Counter,
+}
+"""Mappings of the standard library, by the `type` of their node."""
+
+SEQUENCES = frozenset({"list", "tuple", "deque"})
+"""Kinds whose children are numbered."""
+
+FACTORIES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, dict, set, tuple)
+}
+"""Factories of a defaultdict that are remembered by name; any other comes from the target."""
+
+_MAPPING_NAMES: dict[Any, str | None] = {kind: name for name, kind in MAPPINGS.items()}
+_SEQUENCE_TYPES: dict[Any, str] = {list: "list", tuple: "tuple", collections.deque: "deque"}
+
+
+def is_namedtuple(value: object) -> bool:
+    """Say whether it is an instance of a class made by `namedtuple` or `NamedTuple`."""
+    fields = getattr(type(value), "_fields", None)
+    return isinstance(value, tuple) and isinstance(fields, tuple) and len(fields) == len(value)
+
+
+def container_node(value: Any) -> Node | None:
+    """Return the node of a container, or None where `value` is none.
+
+    Raises:
+        UnsupportedValueError: a mapping or sequence that holds more than its items, so that it would come back less.
+    """
+    if isinstance(value, dict):
+        return mapping_node(value)
+    kind = _SEQUENCE_TYPES.get(type(value))
+    if kind == "deque":
+        return Node(kind=kind, data={"length": len(value), "maxlen": value.maxlen})
+    if kind is not None:
+        return Node(kind=kind, data={"length": len(value)})
+    if is_namedtuple(value):
+        return Node(kind="namedtuple", data={"class": type_name(type(value)), "fields": list(type(value)._fields)})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return Node(kind="dataclass", data={"class": type_name(type(value)), "fields": fields})
+    return None
+
+
+def mapping_node(value: dict[Any, Any]) -> Node:
+    """Return the node of a dict of the standard library, or of a class of the user's that adds no attributes."""
+    if type(value) is dict:
+        return Node(kind="dict")
+    data: dict[str, JSON] = {}
+    attributes = dict(getattr(value, "__dict__", {}))
+    metadata = attributes.pop("_metadata", None)  # torch's versions, beside a module's state dict
+    if isinstance(metadata, Mapping):
+        data["metadata"] = encode_metadata(metadata)
+    if attributes:
+        raise UnsupportedValueError(
+            f"a {type_name(type(value))} with attributes of its own ({', '.join(map(repr, attributes))}) would come "
+            "back without them",
+            hint="Pass `dict(value)`, and the attributes beside it.",
+        )
+    if type(value) in _MAPPING_NAMES:
+        data["type"] = _MAPPING_NAMES[type(value)]
+    else:
+        data["class"] = type_name(type(value))
+    factory = getattr(value, "default_factory", None)
+    if FACTORIES.get(getattr(factory, "__name__", "")) is factory and factory is not None:
+        data["factory"] = factory.__name__
+    return Node(kind="dict", data=data)
+
+
+def encode_metadata(metadata: Mapping[Any, Any]) -> JSON:
+    """Return torch's module versions as JSON; what is not plain in it is left out, as torch's loading allows."""
+    encoded: dict[str, JSON] = {}
+    for prefix, entries in metadata.items():
+        if not isinstance(prefix, str) or not isinstance(entries, Mapping):
+            continue
+        try:
+            encoded[prefix] = {str(name): encode_value(entry) for name, entry in entries.items()}
+        except UnsupportedValueError:
+            continue
+    return encoded
+
+
+def children_of(value: Any, node: Node) -> Iterator[tuple[PathKey, Any]]:
+    """Yield the children of a container with their keys, in order.
+
+    Raises:
+        UnsupportedValueError: a key cannot be kept, or two keys cannot be told apart.
+    """
+    if node.kind == "dict":
+        return _entries(value)
+    if node.kind in SEQUENCES:
+        return iter(enumerate(value))
+    return ((name, getattr(value, name)) for name in node.data["fields"])
+
+
+def _entries(value: Mapping[Any, Any]) -> Iterator[tuple[PathKey, Any]]:
+    seen: set[PathKey] = set()
+    for key, child in value.items():
+        encoded = encode_key(key)
+        if encoded in seen:
+            raise UnsupportedValueError(f"two keys of one mapping look the same when kept: {key!r}")
+        seen.add(encoded)
+        yield encoded, child
+
+
+def alias_node(path: TreePath) -> Node:
+    """Return the node that says: the same memory as the array at `path`."""
+    return Node(kind="alias", data={"path": [key_to_json(key) for key in path]})
+
+
+def alias_path(node: Node) -> TreePath:
+    """Return where the array is that an alias shows.
+
+    Raises:
+        CorruptDataError: the node says nothing of the kind.
+    """
+    keys: Sequence[JSON] = node.data.get("path", ()) if isinstance(node.data, dict) else ()
+    return tuple(key_from_json(key) for key in keys)
