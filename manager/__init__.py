@@ -1,0 +1,26 @@
+"""The public names of safepoint; everything else is internal."""
+
+from __future__ import annotations
+
+from safepoint.manager.checkpoint_manager import CheckpointManager
+from safepoint.manager.errors import CheckpointError
+from safepoint.manager.per_process import PerProcess
+from safepoint.manager.policies import KeepAll, KeepBest, KeepEvery, KeepLast, Policy, StepInfo
+from safepoint.manager.restoring import RestoreResult
+from safepoint.manager.rng import RNGState
+from safepoint.manager.saving import SaveResult
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointManager",
+    "KeepAll",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
+    "PerProcess",
+    "Policy",
+    "RNGState",
+    "RestoreResult",
+    "SaveResult",
+    "StepInfo",
+]

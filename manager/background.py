@@ -1,0 +1,42 @@
+"""The part of a save that runs behind the training loop: one thread for one save, joined before the next begins.
+
+The thread is not a daemon, so that a program whose last statement is a save ends only when that save has: every wait
+in it has a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from safepoint.manager.coordination import Coordinator
+    from safepoint.manager.saving import SaveOperation
+
+__all__ = ["BackgroundSave"]
+
+logger = logging.getLogger("safepoint")
+
+
+class BackgroundSave:
+    """A save in flight."""
+
+    def __init__(self, operation: SaveOperation, coordinator: Coordinator) -> None:
+        self._operation = operation
+        self._coordinator = coordinator
+        self.step: int = operation.step
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"safepoint-save-{self.step}", daemon=False)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the save has ended, one way or the other."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._operation.complete(self._coordinator)
+        except BaseException as error:  # noqa: BLE001 - raised by the next save, wait or close
+            self.error = error
+            logger.warning("the save of step %d behind the training loop failed: %s", self.step, error)

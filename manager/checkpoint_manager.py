@@ -1,0 +1,339 @@
+"""`CheckpointManager`: the facade. Owns the order of operations on one root; how each is done lives elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+from safepoint.manager.background import BackgroundSave
+from safepoint.manager.coordination import detect_coordinator
+from safepoint.manager.errors import AsyncSaveError, InvalidArgumentError
+from safepoint.manager.options import RequestedMode, RootScope, check_choice, check_metrics, check_step, make_options
+from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
+from safepoint.manager.restoring import RestoreOperation, RestoreResult
+from safepoint.manager.retention import RetentionWorker
+from safepoint.manager.saving import SaveOperation, SaveResult
+from safepoint.manager.session import open_session
+from safepoint.manager.staging import HostSlab
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Mapping
+    from types import TracebackType
+
+    from safepoint.manager.commit import CommittedStep
+
+__all__ = ["CheckpointManager"]
+
+logger = logging.getLogger("safepoint")
+
+
+class CheckpointManager:
+    """Saves and restores training state in one root directory, on all processes together.
+
+    Opening, saving, restoring and closing are collective: every process calls them, in the same order. One manager
+    is used by one thread of each process.
+
+    Example:
+        manager = CheckpointManager("runs/gpt", keep=KeepLast(3), save_every=1000)
+        state = {"model": model, "optimizer": optimizer, "tokens": 0}
+        start = manager.restore_latest(state)
+        for step in range(0 if start is None else start.step + 1, num_steps):
+            ...
+            manager.save(step, state)
+        manager.close()
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        keep: Policy | None = None,
+        save_every: int = 1,
+        mode: RequestedMode = "auto",
+        format: str = "safetensors",  # noqa: A002 the field's word for it
+        deadline_secs: float = 600.0,
+        root_scope: RootScope = "shared",
+        store: str | None = None,
+    ) -> None:
+        """Open the root, creating it if need be. Called by all processes.
+
+        Args:
+            root: directory of the run. Its parents are created too.
+            keep: which committed steps to keep; None keeps all. Policies combine with `|`.
+            save_every: `save` does something on multiples of this many steps only.
+            mode: "consolidated": the primary writes whole leaves, one file an item. "sharded": each process writes
+                what it holds. "auto": consolidated for one process, and for a state of at most 1 GiB that process 0
+                holds as a whole; sharded otherwise.
+            format: of the data files.
+            deadline_secs: for every meeting of processes, in seconds; longer than one process may lag behind another.
+            root_scope: "shared": all processes see the same root, which is proved here. "per_process": each has a
+                root on a disk of its own.
+            store: "host:port" at which processes meet that have neither torch.distributed nor XLA replicas between
+                them; process 0 opens it. Needs RANK and WORLD_SIZE in the environment, as torchrun sets them.
+
+        Raises:
+            InvalidArgumentError: an option makes no sense.
+            StorageError: the root is a file, or cannot be created.
+            DisagreementError: the processes opened it with different options, or see different roots.
+            RendezvousTimeoutError: a process did not open it within the deadline; names it.
+        """
+        options = make_options(
+            root,
+            keep=keep,
+            save_every=save_every,
+            mode=mode,
+            format=format,
+            deadline_secs=deadline_secs,
+            root_scope=root_scope,
+        )
+        self._options = options
+        self._coordinator = detect_coordinator(store=store, deadline_secs=options.deadline_secs)
+        try:
+            self._session = open_session(options, self._coordinator)
+        except BaseException:
+            self._coordinator.close()
+            raise
+        self._retention = RetentionWorker(self._session.committer, options.keep)
+        self._slab = HostSlab()
+        self._in_flight: BackgroundSave | None = None
+        self._closed = False
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        force: bool = False,
+        blocking: bool = True,
+        on_exists: OnExists = "auto",
+    ) -> SaveResult:
+        """Save `state` as `step`, if it is due. Called by all processes with the same step.
+
+        A step is due when it is a multiple of `save_every`, or forced; that is decided locally, and a step that is
+        not due costs nothing. On XLA the pending graph is cut first, on every process, in both modes.
+
+        *Blocks until* the step is committed and every process knows; with `blocking=False` until the state is copied
+        to the host, when the caller may change it. One such save is in flight at a time: the next one waits for it,
+        and raises its failure, if it failed.
+
+        Args:
+            step: whole number of at least 0.
+            state: by item: modules, optimizers, anything with `state_dict`, tensors, plain values, containers of
+                them. It is not changed.
+            metrics: numbers for `KeepBest` and for people; those of process 0 count.
+            force: save even if the step is not due.
+            blocking: whether to wait for the commit.
+            on_exists: what to do if the step is committed already. "auto": skip one that this run committed, replace
+                one of a branch that was left by restoring an older step, refuse any other.
+
+        Returns:
+            What was done, on this process.
+
+        Raises:
+            UnsupportedValueError: the state holds something that cannot be kept; named before anything is written.
+            InvalidArgumentError: the step is negative, or not a whole number.
+            StepExistsError: the step is committed already.
+            DisagreementError: the processes brought different steps, modes or leaves; names who brought what.
+            RendezvousTimeoutError: a process did not come within the deadline; names it.
+            PeerFailedError: another process failed; names it and its cause.
+            RootInUseError: another manager saves to this root.
+            AsyncSaveError: the save in flight had failed; this step was not saved.
+            StorageError: the disk is full, read-only or broken.
+            Every error carries `outcome`: whether the step is committed all the same.
+        """
+        started = time.monotonic()
+        self._check_open()
+        check_choice("on_exists", on_exists, get_args(OnExists))
+        if not force and _is_step(step) and not is_due(check_step(step), self._options.save_every, force=False):
+            return SaveResult(step=int(step), saved=False, reason=f"not a multiple of {self._options.save_every}")
+
+        def check() -> tuple[int, dict[str, float]]:
+            self._finish_in_flight()
+            return check_step(step), check_metrics(metrics)
+
+        self._wait_in_flight()
+        operation = SaveOperation(
+            session=self._session,
+            on_exists=on_exists,
+            blocking=blocking,
+            slab=self._slab,
+            retention=self._retention,
+            check=check,
+        )
+        direction = operation.begin(state)
+        if direction.skip_reason is not None:
+            return SaveResult(
+                step=int(step),
+                saved=False,
+                reason=direction.skip_reason,
+                blocked_secs=time.monotonic() - started,
+            )
+        operation.stage()
+        if blocking:
+            operation.complete(self._coordinator)
+        else:
+            self._in_flight = BackgroundSave(operation, self._coordinator.background())
+        return operation.result(blocked_secs=time.monotonic() - started)
+
+    def wait(self) -> None:
+        """Wait for the save in flight, if there is one. Called by all processes.
+
+        Raises:
+            AsyncSaveError: it failed; `__cause__` says why. Raised once.
+        """
+        self._check_open()
+        self._finish_in_flight()
+
+    def _wait_in_flight(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.join()
+
+    def _finish_in_flight(self) -> None:
+        save, self._in_flight = self._in_flight, None
+        if save is not None:
+            save.join()
+            if save.error is not None:
+                raise AsyncSaveError(
+                    f"the save of step {save.step} behind the training loop failed: {save.error}",
+                    step=save.step,
+                    outcome=getattr(save.error, "outcome", None),
+                    hint="Later saves are not affected; the step of this call was not saved.",
+                ) from save.error
+
+    # -- restoring ---------------------------------------------------------------------------------------------------
+
+    def restore_latest(
+        self,
+        into: Mapping[str, Any] | None = None,
+        *,
+        items: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+    ) -> RestoreResult | None:
+        """Restore the step committed last that is sound for every process. Called by all processes.
+
+        Steps that are not sound are passed over with a warning that names them. See `restore` for arguments.
+
+        Returns:
+            What was restored, or None when nothing was ever committed here.
+
+        Raises:
+            NoRestorableStepError: steps are committed, but none is sound. Nothing is deleted.
+            StructureMismatchError: target and step differ; lists every difference. Nothing was changed.
+        """
+        return self._restore(None, into, items, keys)
+
+    def restore(
+        self,
+        step: int,
+        into: Mapping[str, Any] | None = None,
+        *,
+        items: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+    ) -> RestoreResult:
+        """Restore one step. Called by all processes.
+
+        Args:
+            step: a committed step.
+            into: the state to fill in place, on the devices and placements that its tensors have now, whatever wrote
+                the step. None returns host tensors and mappings in the result's `state`.
+            items: top-level keys to restore; None for all.
+            keys: patterns (as in `fnmatch`) of dotted paths to restore, such as "model.layers.*"; None for all.
+
+        Raises:
+            StepNotFoundError: not committed; lists the steps that are.
+            StructureMismatchError: target and step differ; lists every difference. Nothing was changed.
+            CorruptDataError: the step is damaged; `target_modified` says whether parts were written to the target.
+            RendezvousTimeoutError, PeerFailedError, DisagreementError: as for `save`.
+        """
+        result = self._restore(step, into, items, keys)
+        if result is None:
+            raise RuntimeError("an explicit step is restored or refused")
+        return result
+
+    def _restore(
+        self,
+        step: int | None,
+        into: Mapping[str, Any] | None,
+        items: Collection[str] | None,
+        keys: Collection[str] | None,
+    ) -> RestoreResult | None:
+        self._check_open()
+        self._wait_in_flight()
+        operation = RestoreOperation(session=self._session, step=step, into=into, items=items, keys=keys)
+        return operation.run()
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[StepInfo]:
+        """Return the committed steps in the order of their commits. Local: meets nobody.
+
+        Raises:
+            StorageError: the root cannot be listed.
+        """
+        self._check_open()
+        return [item.info for item in self._committed()]
+
+    def latest_step(self) -> int | None:
+        """Return the step committed last, None if there is none. Local: meets nobody."""
+        self._check_open()
+        committed = self._committed()
+        return committed[-1].record.step if committed else None
+
+    def _committed(self) -> list[CommittedStep]:
+        return list(self._session.committer.list_steps())
+
+    @property
+    def root(self) -> str:
+        """Absolute path of the root."""
+        return self._options.root
+
+    # -- closing -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the save in flight, finish deletions, let go of the root. Idempotent. Called by all processes.
+
+        Raises:
+            AsyncSaveError: the save in flight failed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._finish_in_flight()
+        finally:
+            self._retention.close(timeout_secs=min(30.0, self._options.deadline_secs))
+            self._session.owner.release()
+            self._coordinator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except AsyncSaveError as failed:
+            error.add_note(f"While closing the checkpoint manager: {failed}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgumentError(
+                "this checkpoint manager is closed", path=self._options.root, hint="Open a new one."
+            )
+
+
+def _is_step(step: object) -> bool:
+    try:
+        check_step(step)
+    except InvalidArgumentError:
+        return False
+    return True

@@ -1,0 +1,204 @@
+"""From the leaves that a restore wants to the bytes of the step's files, and back into the leaves.
+
+Bytes go straight into a leaf's own memory where it is contiguous on the host; elsewhere through a buffer of bounded
+size. Knows nothing of processes or of how a step was chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
+from safepoint.formats.manifest import LeafEntry, Manifest, ShardEntry, TreePath, display_path
+from safepoint.formats.reading import ReadSegment, read_segments
+from safepoint.formats.region import Region
+from safepoint.manager.planner import plan_restore
+from safepoint.manager.sources import byte_view, raw_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from safepoint.formats.storage import Storage
+    from safepoint.manager.adapters import ArrayLeaf
+
+__all__ = ["Fetch", "fetch_leaves", "plan_fetches"]
+
+BUFFER_BYTES = 256 << 20
+"""How much is read through buffers before it is handed to the leaves, unless one part alone is larger."""
+
+SHORT_RUN_BYTES = 4096
+"""Below this, the bytes between the runs are read too, and the runs picked out in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """One stored region that a leaf wants (a part of)."""
+
+    entry: LeafEntry
+    leaf: ArrayLeaf
+    target: Region
+    """The region held by the leaf."""
+    shard: ShardEntry
+    common: Region
+    """What the two have in common: to be read."""
+
+
+def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> list[Fetch]:
+    """Return all reads of this process, in file order.
+
+    Raises:
+        IncompleteCoverageError: the step does not hold all of a wanted region.
+    """
+    entries = {entry.path: entry for entry in manifest.leaves}
+    fetches = [
+        Fetch(entry=entries[path], leaf=leaf, target=target, shard=shard, common=common)
+        for path, leaf in wanted.items()
+        for target in leaf.spec.regions
+        for shard, common in plan_restore(entries[path], target)
+    ]
+    fetches.sort(key=lambda fetch: (fetch.shard.file, fetch.shard.offset))
+    return fetches
+
+
+def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Sequence[Fetch]) -> int:
+    """Read everything, verified, into the leaves; return the number of bytes read from the storage.
+
+    The leaves' `finish` is the caller's to call.
+
+    Raises:
+        CorruptDataError: bytes differ from their digest; `target_modified` is set, names leaf and file.
+        StorageError: the storage failed.
+    """
+    num_bytes = 0
+    for batch in _batches(fetches):
+        segments = [segment for read in batch for segment in read.segments]
+        num_bytes += read_segments(storage, prefix, manifest.files, segments)
+        for read in batch:
+            read.deliver()
+    return num_bytes
+
+
+class _Read(Protocol):
+    segments: list[ReadSegment]
+    buffer_bytes: int
+
+    def deliver(self) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class _Direct:
+    """Straight into the leaf's memory."""
+
+    segments: list[ReadSegment]
+    buffer_bytes: int = 0
+
+    def deliver(self) -> None:
+        """Do nothing: it is there."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Buffered:
+    """Through a buffer that holds `region`, of which `common` is wanted."""
+
+    leaf: ArrayLeaf
+    region: Region
+    common: Region
+    buffer: torch.Tensor
+    buffer_bytes: int
+    segments: list[ReadSegment] = field(default_factory=list)
+
+    def deliver(self) -> None:
+        """Hand the wanted part to the leaf and let the buffer go."""
+        data = self.buffer
+        if self.region != self.common:
+            data = raw_view(data)[self.common.slices_in(self.region)].contiguous().view(data.dtype)
+        self.leaf.write(self.common, data)
+        self.buffer = torch.empty(0)
+        self.segments = []
+
+
+def _batches(fetches: Sequence[Fetch]) -> Iterator[list[_Read]]:
+    batch: list[_Read] = []
+    total = 0
+    for fetch in fetches:
+        read = _direct(fetch)
+        for part in [read] if read is not None else _buffered(fetch):
+            if batch and total + part.buffer_bytes > BUFFER_BYTES:
+                yield batch
+                batch, total = [], 0
+            batch.append(part)
+            total += part.buffer_bytes
+    if batch:
+        yield batch
+
+
+def _direct(fetch: Fetch) -> _Read | None:
+    memory = fetch.leaf.target_buffer(fetch.target)
+    if memory is None:
+        return None
+    item_bytes = ITEM_BYTES[fetch.entry.dtype]
+    inside = _single_run(fetch.common, fetch.target)
+    stored = _single_run(fetch.common, fetch.shard.region)
+    if inside is None or stored is None:
+        return None
+    num_bytes = fetch.common.num_elements * item_bytes
+    start = inside * item_bytes
+    segment = ReadSegment(
+        file=fetch.shard.file,
+        offset=fetch.shard.offset + stored * item_bytes,
+        target=memory[start : start + num_bytes],
+        leaf=fetch.leaf.name,
+    )
+    return _Direct(segments=[segment])
+
+
+def _single_run(region: Region, outer: Region) -> int | None:
+    """Return the first element of `region` in `outer`'s C order if it is contiguous there."""
+    runs = region.runs_in(outer)
+    start, length = next(runs)
+    return start if length == region.num_elements else None
+
+
+def _buffered(fetch: Fetch) -> Iterator[_Read]:
+    for part in _slabs(fetch.common, ITEM_BYTES[fetch.entry.dtype], fetch.shard.region):
+        yield _one_buffered(fetch, part)
+
+
+def _slabs(common: Region, item_bytes: int, outer: Region) -> Iterator[Region]:
+    """Cut along the first dimension so that each part, with what lies between its runs, fits a buffer."""
+    if not common.shape or common.shape[0] <= 1:
+        yield common
+        return
+    row_bytes = max(1, outer.num_elements // max(1, outer.shape[0])) * item_bytes
+    rows = max(1, (BUFFER_BYTES // 4) // row_bytes)
+    for start in range(0, common.shape[0], rows):
+        size = min(rows, common.shape[0] - start)
+        yield Region((common.offsets[0] + start, *common.offsets[1:]), (size, *common.shape[1:]))
+
+
+def _one_buffered(fetch: Fetch, common: Region) -> _Read:
+    item_bytes = ITEM_BYTES[fetch.entry.dtype]
+    region = common
+    outer = fetch.shard.region
+    _, run = next(common.runs_in(outer))
+    if run < common.num_elements and run * item_bytes < SHORT_RUN_BYTES:
+        region = Region((common.offsets[0], *outer.offsets[1:]), (common.shape[0], *outer.shape[1:]))
+    buffer = torch.empty(region.shape, dtype=torch_dtype(fetch.entry.dtype))
+    memory = byte_view(buffer)
+    read = _Buffered(leaf=fetch.leaf, region=region, common=common, buffer=buffer, buffer_bytes=len(memory))
+    filled = 0
+    for start, length in region.runs_in(outer):
+        num_bytes = length * item_bytes
+        read.segments.append(
+            ReadSegment(
+                file=fetch.shard.file,
+                offset=fetch.shard.offset + start * item_bytes,
+                target=memory[filled : filled + num_bytes],
+                leaf=display_path(fetch.entry.path),
+            )
+        )
+        filled += num_bytes
+    return read

@@ -1,0 +1,88 @@
+"""From what the processes wrote to the manifest of the step, and the checks that come before a commit. Writes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath
+from safepoint.manager.errors import CorruptDataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from safepoint.formats.storage import Storage
+    from safepoint.manager.adapters import ArraySpec
+    from safepoint.manager.directing import Direction
+    from safepoint.manager.writing import WriteReport
+
+__all__ = ["assemble_manifest", "check_written"]
+
+
+def assemble_manifest(
+    reports: Sequence[WriteReport],
+    specs: Mapping[TreePath, ArraySpec],
+    structure: Mapping[TreePath, Node],
+    *,
+    direction: Direction,
+    step: int,
+    file_format: str,
+    process_count: int | None = None,
+) -> Manifest:
+    """Return the manifest of all reports together.
+
+    Args:
+        reports: one a process; or, for a root of one process's own, only that process's (`process_count` given).
+
+    Raises:
+        IncompleteCoverageError: the shards do not tile a leaf.
+    """
+    files: list[FileEntry] = []
+    shards: dict[TreePath, list[ShardEntry]] = {path: [] for path in specs}
+    for report in reports:
+        base = len(files)
+        files.extend(report.files)
+        for path, entry in report.shards:
+            shards[path].append(
+                ShardEntry(
+                    region=entry.region,
+                    file=base + entry.file,
+                    offset=entry.offset,
+                    num_bytes=entry.num_bytes,
+                    key=entry.key,
+                )
+            )
+    leaves = tuple(
+        LeafEntry(path=path, dtype=specs[path].dtype, shape=specs[path].shape, shards=tuple(held))
+        for path, held in shards.items()
+    )
+    manifest = Manifest(
+        structure=structure,
+        leaves=leaves,
+        files=tuple(files),
+        process_count=len(reports) if process_count is None else process_count,
+        format=file_format,
+        mode=direction.mode,
+        step=step,
+        attempt=direction.attempt,
+        partial=process_count is not None,
+    )
+    manifest.check()
+    return manifest
+
+
+def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> None:
+    """Check that this process sees every file of the attempt at its full size.
+
+    Raises:
+        CorruptDataError: a file is missing or cut short; names it.
+    """
+    for file in files:
+        found = storage.size(f"{prefix}/{file.path}")
+        if found != file.num_bytes:
+            what = "is missing" if found is None else f"has {found} bytes"
+            raise CorruptDataError(
+                f"a file that process {file.process_index} wrote {what} instead of {file.num_bytes} bytes",
+                path=storage.describe(f"{prefix}/{file.path}"),
+                process_index=file.process_index,
+                hint="The processes may not see the same storage; nothing was committed.",
+            )

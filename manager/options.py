@@ -1,0 +1,121 @@
+"""The choices a user makes when a manager is opened, checked once. Knows no storage and no process."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from safepoint.formats.registry import get_format
+from safepoint.manager.errors import InvalidArgumentError
+from safepoint.manager.policies import KeepAll, OnExists, Policy
+
+__all__ = [
+    "ManagerOptions",
+    "OnExists",
+    "RequestedMode",
+    "RootScope",
+    "check_choice",
+    "check_metrics",
+    "check_step",
+    "make_options",
+]
+
+RequestedMode = Literal["auto", "consolidated", "sharded"]
+RootScope = Literal["shared", "per_process"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerOptions:
+    """Options of a `CheckpointManager`; see there for what each means."""
+
+    root: str
+    keep: Policy
+    save_every: int
+    mode: RequestedMode
+    format: str
+    deadline_secs: float
+    root_scope: RootScope
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.keep, Policy):
+            raise InvalidArgumentError(
+                f"keep must be a policy, got {self.keep!r}", hint="For example keep=KeepLast(3) | KeepEvery(10_000)."
+            )
+        if type(self.save_every) is not int or self.save_every < 1:
+            raise InvalidArgumentError(f"save_every must be an int of at least 1, got {self.save_every!r}")
+        secs = self.deadline_secs
+        if not isinstance(secs, int | float) or isinstance(secs, bool) or not math.isfinite(secs) or secs <= 0:
+            raise InvalidArgumentError(f"deadline_secs must be a positive, finite number of seconds, got {secs!r}")
+        check_choice("mode", self.mode, get_args(RequestedMode))
+        check_choice("root_scope", self.root_scope, get_args(RootScope))
+        if self.root_scope == "per_process" and self.mode == "consolidated":
+            raise InvalidArgumentError(
+                "per-process roots cannot hold consolidated steps: only process 0 would have one",
+                hint='Use mode="auto" or "sharded", or a root that all processes share.',
+            )
+        get_format(self.format)
+
+    @property
+    def grace_secs(self) -> float:
+        """How much longer than the deadline a process waits for the word of the primary, in seconds."""
+        return min(1.5, 0.25 * self.deadline_secs)
+
+
+def make_options(root: str | os.PathLike[str], *, keep: Policy | None, **choices: Any) -> ManagerOptions:
+    """Return checked options; `keep=None` keeps every step."""
+    text = os.fspath(root)
+    if not isinstance(text, str) or not text:
+        raise InvalidArgumentError(f"root must be a non-empty path, got {root!r}")
+    if "://" in text:
+        raise InvalidArgumentError(
+            f"{text!r} is a URL; this release keeps checkpoints in directories only",
+            hint="Mount the bucket, or give a local or network path.",
+        )
+    return ManagerOptions(root=os.path.abspath(text), keep=KeepAll() if keep is None else keep, **choices)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidArgumentError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InvalidArgumentError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_step(step: Any) -> int:
+    """Return `step` as an int.
+
+    Raises:
+        InvalidArgumentError: it is not a whole number of at least 0.
+    """
+    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
+        raise InvalidArgumentError(f"a step is a whole number of at least 0, got {step!r} ({type(step).__name__})")
+    try:
+        number = int(step.__index__())
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidArgumentError(f"a step is a whole number of at least 0, got {step!r}") from None
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgumentError(f"a step is a whole number from 0 to 2**63 - 1, got {number}")
+    return number
+
+
+def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Return metrics as floats by name.
+
+    Raises:
+        InvalidArgumentError: a name is not a string, or a value is not a number.
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(f"metrics are numbers by name, got {type(metrics).__name__}")
+    checked: dict[str, float] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"the name of a metric is a string, got {name!r}")
+        try:
+            checked[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidArgumentError(f"metric {name!r} is not one number: {type(value).__name__}") from None
+    return checked

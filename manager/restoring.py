@@ -1,0 +1,283 @@
+"""One restore: choose a step that is sound for every process, check everything, read it, apply it, meet.
+
+Nothing of the target is changed before every process has found that the step fits it; and no process returns before
+all are done. `restore_latest` falls back past unsound steps, together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from safepoint.formats.dtypes import torch_dtype
+from safepoint.manager.adapters import wrap_array
+from safepoint.manager.choosing import Candidate, Offer, choose_step, own_offer
+from safepoint.manager.coordination import run_together
+from safepoint.manager.directing import require_same
+from safepoint.manager.errors import (
+    CheckpointError,
+    CorruptDataError,
+    IncompleteCoverageError,
+    StepNotFoundError,
+    StorageError,
+    UnsupportedVersionError,
+    error_from_json,
+)
+from safepoint.manager.fetching import Fetch, fetch_leaves, plan_fetches
+from safepoint.manager.options import check_step
+from safepoint.manager.targets import RestoreTarget, match
+from safepoint.manager.unflatten import unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from safepoint.formats.manifest import Manifest
+    from safepoint.manager.commit import CommittedStep
+    from safepoint.manager.session import Session
+
+__all__ = ["RestoreOperation", "RestoreResult"]
+
+logger = logging.getLogger("safepoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreResult:
+    """What was restored.
+
+    Attributes:
+        step: its number.
+        metrics: as given when it was saved.
+        mode: "consolidated" or "sharded", as it was written.
+        num_bytes: bytes read by this process.
+        state: the restored state as host tensors and mappings, when there was no target; else None.
+        skipped: one text for each newer step that was passed over because it is not sound.
+        abandoned: steps with higher numbers that were committed earlier, on a branch that was left.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    mode: str
+    num_bytes: int = 0
+    state: dict[str, Any] | None = None
+    skipped: tuple[str, ...] = ()
+    abandoned: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class RestoreOperation:
+    """One restore of one process.
+
+    Attributes:
+        session: the open manager.
+        step: the step asked for; None for the latest.
+        into: the target; None returns host tensors.
+        items: top-level keys to restore; None for all.
+        keys: patterns of dotted paths to restore; None for all.
+    """
+
+    session: Session
+    step: int | None
+    into: Mapping[str, Any] | None
+    items: Collection[str] | None = None
+    keys: Collection[str] | None = None
+    _problems: list[str] = field(default_factory=list)
+    """Directories that should be steps and are not, as the primary found them."""
+    _unsound: dict[str, str] = field(default_factory=dict)
+    """Attempts that some process found unsound, and why; the same on every process."""
+
+    def run(self) -> RestoreResult | None:
+        """Restore; return None where nothing was ever committed and the latest was asked for.
+
+        Called by: all processes.
+        """
+        while True:
+            chosen = self._choose()
+            if chosen is None:
+                return None
+            prepared = _Prepared(candidate=chosen)
+            error = self._together("restore-check", lambda: self._prepare(prepared))  # noqa: B023 - called at once
+            if error is None:
+                error = self._together("restore-read", lambda: self._read(prepared))  # noqa: B023 - called at once
+            if error is None:
+                return self._apply(prepared)
+            if self.step is not None:
+                raise error
+            self._pass_over(chosen, error)
+
+    def _pass_over(self, chosen: Candidate, problem: CheckpointError) -> None:
+        self._unsound[chosen.attempt] = f"step {chosen.step}: {problem}"
+        logger.warning("step %d is not sound, falling back to an older one: %s", chosen.step, problem)
+
+    # -- choose ------------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> Candidate | None:
+        session = self.session
+        options = session.options
+        private = options.root_scope == "per_process"
+
+        def look() -> bytes:
+            session.coordinator.sync_devices()
+            step = None if self.step is None else check_step(self.step)
+            offer = own_offer(session.committer) if session.owns_root else Offer()
+            return json.dumps({"step": step, "root": "" if private else options.root, **offer.to_json()}).encode()
+
+        def decide(payloads: Sequence[bytes]) -> bytes:
+            values = [json.loads(payload) for payload in payloads]
+            for name in ("step", "root"):
+                require_same(name, [value[name] for value in values], doing="restore")
+            offers = [Offer.from_json(value) for value in values]
+            choice = choose_step(
+                offers if private else offers[:1],
+                step=values[0]["step"],
+                unsound=self._unsound,
+                root=options.root,
+            )
+            problems = [str(error) for error in offers[0].problems]
+            return json.dumps([None if choice is None else choice.to_json(), problems]).encode()
+
+        answer = run_together(session.coordinator, "restore-choose", options.deadline_secs, look, decide)
+        choice, self._problems = json.loads(answer)
+        return None if choice is None else Candidate.from_json(choice)
+
+    # -- check, then read --------------------------------------------------------------------------------------------
+
+    def _prepare(self, prepared: _Prepared) -> None:
+        session = self.session
+        found = self._find(prepared.candidate)
+        prepared.prefix = found.prefix
+        prepared.manifest = session.committer.load_manifest(found)
+        session.committer.check_files(found, prepared.manifest)
+        coordinator = session.coordinator
+        if self.into is None:
+            prepared.host = _host_leaves(prepared.manifest, self.items, self.keys)
+            wanted = {path: wrap_array(tensor, path) for path, tensor in prepared.host.items()}
+            prepared.leaves = {path: leaf for path, leaf in wanted.items() if leaf is not None}
+        else:
+            prepared.target = match(
+                prepared.manifest.structure,
+                prepared.manifest.leaves,
+                self.into,
+                process_index=coordinator.process_index,
+                process_count=coordinator.process_count,
+                items=self.items,
+                keys=self.keys,
+            )
+            prepared.leaves = dict(prepared.target.wanted)
+        prepared.fetches = plan_fetches(prepared.manifest, prepared.leaves)
+
+    def _find(self, candidate: Candidate) -> CommittedStep:
+        """Return the chosen step as this process sees it."""
+        committer = self.session.committer
+        for committed in committer.list_steps():
+            if committed.record.attempt == candidate.attempt:
+                return committed
+        raise StepNotFoundError(
+            f"process {self.session.coordinator.process_index} does not see this step, which process 0 does",
+            step=candidate.step,
+            path=self.session.options.root,
+            available=tuple(sorted(item.record.step for item in committer.list_steps())),
+            hint="It was deleted meanwhile, or the processes do not share one root.",
+        )
+
+    def _read(self, prepared: _Prepared) -> None:
+        prepared.num_bytes = fetch_leaves(
+            self.session.storage, prepared.prefix, prepared.required_manifest, prepared.fetches
+        )
+
+    def _together(self, name: str, work: Any) -> CheckpointError | None:
+        """Do work on every process; return an error about unsound data, the same one everywhere, for the caller.
+
+        Any other failure is raised: here as it is, elsewhere as `PeerFailedError`.
+        """
+        unsound: list[CheckpointError] = []
+
+        def bring() -> bytes:
+            try:
+                work()
+            except (
+                CorruptDataError,
+                IncompleteCoverageError,
+                StepNotFoundError,
+                StorageError,
+                UnsupportedVersionError,
+            ) as error:
+                error.with_context(process_index=self.session.coordinator.process_index)
+                unsound.append(error)
+                return json.dumps(error.to_json()).encode()
+            return b""
+
+        def decide(payloads: Sequence[bytes]) -> bytes:
+            return next((payload for payload in payloads if payload), b"")
+
+        answer = run_together(self.session.coordinator, name, self.session.options.deadline_secs, bring, decide)
+        if not answer:
+            return None
+        error = unsound[0] if unsound else error_from_json(json.loads(answer))
+        if name == "restore-read" and isinstance(error, CorruptDataError):
+            error.target_modified = True
+        return error
+
+    # -- apply -------------------------------------------------------------------------------------------------------
+
+    def _apply(self, prepared: _Prepared) -> RestoreResult:
+        session = self.session
+        chosen = prepared.candidate
+        state: dict[str, Any] | None = None
+
+        def apply() -> bytes:
+            nonlocal state
+            if prepared.target is not None:
+                prepared.target.apply()
+            else:
+                state = unflatten(
+                    prepared.required_manifest.structure,
+                    prepared.host,
+                    process_index=session.coordinator.process_index,
+                    process_count=session.coordinator.process_count,
+                )
+            return b""
+
+        run_together(session.coordinator, "restore-done", session.options.deadline_secs, apply)
+        session.remember_restore(chosen.attempt, chosen.sequence)
+        return RestoreResult(
+            step=chosen.step,
+            metrics=chosen.metrics,
+            mode=prepared.required_manifest.mode,
+            num_bytes=prepared.num_bytes,
+            state=state,
+            skipped=(*self._problems, *self._unsound.values()),
+            abandoned=chosen.abandoned,
+        )
+
+
+@dataclass(kw_only=True)
+class _Prepared:
+    candidate: Candidate
+    prefix: str = ""
+    manifest: Manifest | None = None
+    target: RestoreTarget | None = None
+    host: dict[Any, torch.Tensor] = field(default_factory=dict)
+    leaves: dict[Any, Any] = field(default_factory=dict)
+    fetches: list[Fetch] = field(default_factory=list)
+    num_bytes: int = 0
+
+    @property
+    def required_manifest(self) -> Manifest:
+        if self.manifest is None:
+            raise RuntimeError("read before prepare")
+        return self.manifest
+
+
+def _host_leaves(
+    manifest: Manifest, items: Collection[str] | None, keys: Collection[str] | None
+) -> dict[Any, torch.Tensor]:
+    """Return fresh host tensors for the selected leaves."""
+    return {
+        entry.path: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype))
+        for entry in manifest.leaves
+        if is_selected(entry.path, items, keys)
+    }

@@ -1,0 +1,402 @@
+"""One save, step by step: sync, agree, plan, stage, write, agree, commit, retain, meet (docs/architecture.md).
+
+Owns the order of things and what becomes of an attempt when one of them fails. Who writes what is decided in
+`directing`, how a step becomes visible in `commit`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, Mode, TreePath
+from safepoint.formats.registry import get_format
+from safepoint.manager.coordination import Coordinator, Transport, run_together
+from safepoint.manager.directing import Direction, SaveDecision, SaveRequest, direct_save
+from safepoint.manager.errors import CheckpointError, Outcome, RootInUseError
+from safepoint.manager.manifesting import assemble_manifest, check_written
+from safepoint.manager.owner import Refused, Wait
+from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts, take_snapshot
+from safepoint.manager.state import FlatState, flatten
+from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from safepoint.manager.adapters import ArraySpec
+    from safepoint.manager.commit import CommittedStep
+    from safepoint.manager.policies import OnExists
+    from safepoint.manager.retention import RetentionWorker
+    from safepoint.manager.session import Session
+    from safepoint.manager.staging import HostSlab
+
+__all__ = ["SaveOperation", "SaveResult"]
+
+logger = logging.getLogger("safepoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveResult:
+    """What `save` did on this process.
+
+    Attributes:
+        step: the step asked for.
+        saved: whether it was written (with `blocking=False`: is being written).
+        reason: why it was not saved; "" when it was.
+        mode: "consolidated" or "sharded"; None when nothing was saved.
+        mode_reason: why this mode.
+        num_bytes: data bytes that this process wrote, or is writing.
+        blocked_secs: how long the caller was held up, in seconds.
+        path: directory of the step; "" when nothing was saved.
+    """
+
+    step: int
+    saved: bool
+    reason: str = ""
+    mode: Mode | None = None
+    mode_reason: str = ""
+    num_bytes: int = 0
+    blocked_secs: float = 0.0
+    path: str = ""
+
+
+@dataclass(kw_only=True)
+class SaveOperation:
+    """One due save of one process.
+
+    `begin` and `stage` run on the caller's thread; `complete` runs there too, or behind the training loop.
+    """
+
+    session: Session
+    on_exists: OnExists
+    blocking: bool
+    slab: HostSlab
+    retention: RetentionWorker
+    check: Callable[[], tuple[int, dict[str, float]]]
+    """Returns the checked step and metrics, or raises what the others must hear of (a failed earlier save, say)."""
+    step: int = field(init=False)
+    metrics: dict[str, float] = field(init=False)
+    direction: Direction = field(init=False)
+    decision: SaveDecision = field(init=False)
+    flat: FlatState = field(init=False)
+    timings: dict[str, float] = field(default_factory=dict)
+    _files: list[PlannedFile] = field(default_factory=list)
+    _source: Source | None = None
+    _transport: Transport | None = None
+    _stage_error: Exception | None = None
+    _report: WriteReport | None = None
+    _manifest: Manifest | None = None
+    _published: bool = False
+
+    # -- 1 sync and 2 plan -------------------------------------------------------------------------------------------
+
+    def begin(self, state: Mapping[str, Any]) -> Direction:
+        """Cut the graph, agree on what is to be saved, and learn this process's part of it.
+
+        Called by: all processes.
+        """
+        started = time.monotonic()
+        while True:
+            direction = Direction.from_bytes(self._begin_once(state))
+            if direction.wait_secs <= 0:
+                break
+            logger.warning("waiting %.1f s to see whether the root's last owner is alive", direction.wait_secs)
+            time.sleep(direction.wait_secs)
+        self.direction = direction
+        self.timings["begin_secs"] = time.monotonic() - started
+        return direction
+
+    def _begin_once(self, state: Mapping[str, Any]) -> bytes:
+        session = self.session
+        options = session.options
+
+        def prepare() -> bytes:
+            session.coordinator.sync_devices()
+            self.step, self.metrics = self.check()
+            self.flat = flatten(
+                state,
+                process_index=session.coordinator.process_index,
+                process_count=session.coordinator.process_count,
+            )
+            digest = session.coordinator.share_blob(self.flat.table().to_bytes())
+            request = SaveRequest(
+                step=self.step,
+                root=options.root,
+                mode=options.mode,
+                format=options.format,
+                on_exists=self.on_exists,
+                blocking=self.blocking,
+                table_digest=digest,
+                wait_secs=self._own_root(),
+                next_sequence=session.committer.next_sequence() if session.owns_root else 0,
+            )
+            return json.dumps(request.to_json()).encode()
+
+        def decide(payloads: Sequence[bytes]) -> list[bytes]:
+            requests = [SaveRequest(**json.loads(payload)) for payload in payloads]
+            self.decision = direct_save(
+                requests,
+                options=options,
+                coordinator=session.coordinator,
+                committer=session.committer,
+                lineage=session.lineage,
+            )
+            directions = self.decision.directions
+            if directions[0].attempt and options.root_scope == "shared":
+                session.committer.begin(requests[0].step, directions[0].attempt)
+            return [direction.to_bytes() for direction in directions]
+
+        try:
+            return run_together(session.coordinator, "save-begin", options.deadline_secs, prepare, decide)
+        except CheckpointError as error:
+            error.outcome = "not_committed"
+            raise
+
+    def _own_root(self) -> float:
+        """Return 0 when this process may write records here, or how long to wait for the last owner, in seconds."""
+        session = self.session
+        if not session.owns_root:
+            return 0.0
+        answer = session.owner.acquire()
+        if isinstance(answer, Wait):
+            return answer.secs
+        if isinstance(answer, Refused):
+            raise RootInUseError(
+                f"the root is owned by {answer.holder}",
+                path=session.options.root,
+                step=self.step,
+                hint="Close that manager, or give this run a root of its own. Reading needs no ownership.",
+            )
+        if answer.is_new:
+            for line in session.committer.recover():
+                logger.warning("%s", line)
+            self.retention.delete_soon()
+        return 0.0
+
+    # -- 3 stage -----------------------------------------------------------------------------------------------------
+
+    def stage(self) -> None:
+        """Lay out this process's files and, for an async save, copy what it will write.
+
+        Called by: all processes. A failure is kept for `complete`, which brings it to the others.
+        """
+        started = time.monotonic()
+        try:
+            self._stage()
+        except Exception as error:  # noqa: BLE001 - raised again by `complete`, on every process
+            self._stage_error = error
+        self.timings["stage_secs"] = time.monotonic() - started
+
+    def _stage(self) -> None:
+        session = self.session
+        coordinator = session.coordinator
+        options = session.options
+        direction = self.direction
+        if options.root_scope == "per_process":
+            session.committer.begin(self.step, direction.attempt)
+        self._files = plan_files(
+            direction.assignments,
+            self._specs(),
+            mode=direction.mode,
+            file_format=get_format(options.format),
+            process_index=coordinator.process_index,
+            process_count=coordinator.process_count,
+        )
+        if direction.gathers:
+            self._transport = coordinator.open_transport(deadline_secs=options.deadline_secs)
+            self._source = GatherSource(
+                self.flat.arrays,
+                self._transport,
+                process_index=coordinator.process_index,
+                deadline_secs=options.deadline_secs,
+            )
+        else:
+            self._source = LiveSource(self.flat.arrays)
+        if not self.blocking:
+            self._send()
+            pieces = [piece for file in self._files for piece in file.pieces]
+            self._source = take_snapshot(pieces, self._source, self.slab)
+
+    def _specs(self) -> Mapping[TreePath, ArraySpec]:
+        if self.session.coordinator.is_primary and self.session.options.root_scope == "shared":
+            return self.decision.specs
+        return {path: leaf.spec for path, leaf in self.flat.arrays.items()}
+
+    def _send(self) -> None:
+        if self._transport is not None:
+            send_parts(
+                self.direction.sends,
+                self.flat.arrays,
+                self._transport,
+                deadline_secs=self.session.options.deadline_secs,
+            )
+
+    def _close_transport(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    # -- 4 write, 5 agree, 6 commit, 7 retain, 8 meet ----------------------------------------------------------------
+
+    def complete(self, coordinator: Coordinator) -> None:
+        """Write, agree, commit, retain, and meet once more.
+
+        Called by: all processes; on the caller's thread, or on the one behind an async save.
+
+        Raises:
+            CheckpointError: the save failed here or elsewhere; `outcome` says what became of the step.
+        """
+        try:
+            self._write(coordinator)
+            self._commit(coordinator)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._close_transport()
+        self.session.remember_commit(self.direction.attempt)
+
+    def _write(self, coordinator: Coordinator) -> None:
+        session = self.session
+        started = time.monotonic()
+
+        def work() -> bytes:
+            if self._stage_error is not None:
+                raise self._stage_error
+            try:
+                self._send()
+                report = write_files(
+                    session.storage,
+                    self._prefix,
+                    self._files,
+                    self._required_source(),
+                    process_index=coordinator.process_index,
+                    attempt=self.direction.attempt,
+                )
+            except BaseException:
+                self._close_transport()  # whoever waits for a transfer learns at once that none will come
+                raise
+            self._report = report
+            self.timings["write_secs"] = time.monotonic() - started
+            return json.dumps(report.to_json()).encode()
+
+        def decide(payloads: Sequence[bytes]) -> bytes:
+            # The manifest is made here, so that a gap in it is everybody's error, before anything is published.
+            reports = [WriteReport.from_json(json.loads(payload)) for payload in payloads]
+            if session.options.root_scope == "shared":
+                self._manifest = assemble_manifest(
+                    reports,
+                    self.decision.specs,
+                    self.decision.structure,
+                    direction=self.direction,
+                    step=self.step,
+                    file_format=session.options.format,
+                )
+                check_written(session.storage, self._prefix, self._manifest.files)
+            return b""
+
+        run_together(coordinator, "save-written", session.options.deadline_secs, work, decide)
+
+    def _commit(self, coordinator: Coordinator) -> None:
+        session = self.session
+
+        def work() -> bytes:
+            if session.owns_root:
+                self._publish()
+            return b""
+
+        run_together(coordinator, "save-committed", session.options.deadline_secs, work, None)
+
+    def _publish(self) -> None:
+        """Make the step visible, and let go of old ones."""
+        session = self.session
+        options = session.options
+        manifest = self._manifest
+        if manifest is None:  # a root of this process's own holds what this process wrote
+            manifest = assemble_manifest(
+                [self._required_report()],
+                self._specs(),
+                self.flat.nodes,
+                direction=self.direction,
+                step=self.step,
+                file_format=options.format,
+                process_count=session.coordinator.process_count,
+            )
+            check_written(session.storage, self._prefix, manifest.files)
+        session.owner.verify()
+        num_bytes, digest = session.committer.write_manifest(self.step, self.direction.attempt, manifest)
+        record = CommitRecord(
+            version=LAYOUT_VERSION,
+            step=self.step,
+            sequence=self.direction.sequence,
+            attempt=self.direction.attempt,
+            run=session.run,
+            parent=session.parent,
+            mode=self.direction.mode,
+            format=options.format,
+            metrics=self.metrics,
+            num_bytes=sum(file.num_bytes for file in manifest.files),
+            num_leaves=len(manifest.leaves),
+            process_count=session.coordinator.process_count,
+            scope=options.root_scope,
+            process_index=session.coordinator.process_index if options.root_scope == "per_process" else None,
+            manifest_bytes=num_bytes,
+            manifest_digest=digest,
+            timings={name: round(secs, 6) for name, secs in self.timings.items()},
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+        session.committer.publish(record, self._replaced())
+        self._published = True
+        protected = {self.direction.attempt}
+        if session.restored_attempt is not None and not session.committed:
+            # The commit just made is this run's first: the step it came from may go with the next one.
+            protected.add(session.restored_attempt)
+        self.retention.apply(protected=protected)
+
+    def _replaced(self) -> CommittedStep | None:
+        if self.session.options.root_scope == "shared":
+            return self.decision.replaces
+        steps = self.session.committer.list_steps()
+        return next((item for item in steps if item.record.step == self.step), None)
+
+    # -- what became of it -------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        """Leave nothing behind, and say in the error what became of the step."""
+        outcome: Outcome = "committed" if self._published else "unknown"
+        if not self._published:
+            outcome = self.session.settle(self.step, self.direction.attempt)
+        if outcome == "committed":
+            self.session.remember_commit(self.direction.attempt)
+        if isinstance(error, CheckpointError):
+            error.outcome = outcome
+            error.with_context(step=self.step)
+
+    @property
+    def _prefix(self) -> str:
+        return self.session.committer.prefix_of(self.step, self.direction.attempt)
+
+    def _required_source(self) -> Source:
+        if self._source is None:
+            raise RuntimeError("complete() before stage()")
+        return self._source
+
+    def _required_report(self) -> WriteReport:
+        if self._report is None:
+            raise RuntimeError("a commit without a report")
+        return self._report
+
+    def result(self, *, blocked_secs: float) -> SaveResult:
+        """Return what this process did."""
+        return SaveResult(
+            step=self.step,
+            saved=True,
+            mode=self.direction.mode,
+            mode_reason=self.direction.mode_reason,
+            num_bytes=sum(piece.num_bytes for file in self._files for piece in file.pieces),
+            blocked_secs=blocked_secs,
+            path=f"{self.session.options.root}/{self.step}",
+        )

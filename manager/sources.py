@@ -1,0 +1,211 @@
+"""Where a writer takes the host bytes of a piece from: the live state, other processes, or a snapshot.
+
+A writer asks for its pieces in file order, batch by batch, so that no more of the state than one batch (or one leaf,
+where a leaf is larger) is on the host twice. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import torch
+
+from safepoint.formats.dtypes import torch_dtype
+from safepoint.manager.adapters import ArrayLeaf, prefetch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from safepoint.formats.manifest import TreePath
+    from safepoint.formats.region import Region
+    from safepoint.manager.coordination import Transport
+    from safepoint.manager.planner import WriteAssignment
+    from safepoint.manager.staging import HostSlab
+
+__all__ = [
+    "GatherSource",
+    "LiveSource",
+    "PlannedPiece",
+    "SnapshotSource",
+    "Source",
+    "batches",
+    "byte_view",
+    "flat_bytes",
+    "piece_bytes",
+    "raw_view",
+    "send_parts",
+    "take_snapshot",
+]
+
+BATCH_BYTES = 128 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedPiece:
+    """One contiguous entry of a file: a region of a leaf, and the held parts that make it up."""
+
+    path: TreePath
+    key: str
+    dtype: str
+    region: Region
+    num_bytes: int
+    parts: tuple[WriteAssignment, ...]
+
+
+def piece_bytes(piece: PlannedPiece) -> int:
+    """Return the piece's size in bytes."""
+    return piece.num_bytes
+
+
+class Source(Protocol):
+    """Gives a writer the bytes of its pieces."""
+
+    def prepare(self, pieces: Sequence[PlannedPiece]) -> None:
+        """Announce the pieces that will be loaded next."""
+
+    def load(self, piece: PlannedPiece) -> torch.Tensor:
+        """Return the piece as a contiguous host tensor, valid until the next call."""
+
+
+class LiveSource:
+    """The state itself; every part is held by this process."""
+
+    def __init__(self, arrays: Mapping[TreePath, ArrayLeaf]) -> None:
+        self._arrays = arrays
+
+    def prepare(self, pieces: Sequence[PlannedPiece]) -> None:
+        """Start one device-to-host copy for all of them."""
+        prefetch([self._arrays[path] for path in dict.fromkeys(piece.path for piece in pieces)])
+
+    def load(self, piece: PlannedPiece) -> torch.Tensor:
+        """Return live memory where the piece is contiguous on the host, a copy elsewhere."""
+        leaf = self._arrays[piece.path]
+        if len(piece.parts) == 1:
+            return leaf.read(piece.region)
+        whole = torch.empty(piece.region.shape, dtype=torch_dtype(piece.dtype))
+        for part in piece.parts:
+            raw_view(whole)[part.region.slices_in(piece.region)].copy_(raw_view(leaf.read(part.region)))
+        return whole
+
+
+class GatherSource:
+    """The state of all processes, gathered on the primary one leaf at a time."""
+
+    def __init__(
+        self,
+        arrays: Mapping[TreePath, ArrayLeaf],
+        transport: Transport,
+        *,
+        process_index: int,
+        deadline_secs: float,
+    ) -> None:
+        self._arrays = arrays
+        self._transport = transport
+        self._process_index = process_index
+        self._deadline_secs = deadline_secs
+
+    def prepare(self, pieces: Sequence[PlannedPiece]) -> None:
+        """Start one device-to-host copy for the parts that are held here."""
+        here = (part.path for piece in pieces for part in piece.parts if part.source == self._process_index)
+        prefetch([self._arrays[path] for path in dict.fromkeys(here)])
+
+    def load(self, piece: PlannedPiece) -> torch.Tensor:
+        """Receive the parts that others hold, in the order in which `send_parts` sends them."""
+        if len(piece.parts) == 1 and piece.parts[0].source == self._process_index:
+            return self._arrays[piece.path].read(piece.region)
+        whole = torch.empty(piece.region.shape, dtype=torch_dtype(piece.dtype))
+        for part in piece.parts:
+            if part.source == self._process_index:
+                data = self._arrays[piece.path].read(part.region)
+            elif part.region == piece.region:
+                self._receive(whole, part)
+                continue
+            else:
+                data = torch.empty(part.region.shape, dtype=whole.dtype)
+                self._receive(data, part)
+            raw_view(whole)[part.region.slices_in(piece.region)].copy_(raw_view(data))
+        return whole
+
+    def _receive(self, data: torch.Tensor, part: WriteAssignment) -> None:
+        self._transport.receive(flat_bytes(data), source=part.source, deadline_secs=self._deadline_secs)
+
+
+class SnapshotSource:
+    """Copies that were staged before the caller went on."""
+
+    def __init__(self, copies: Mapping[tuple[TreePath, Region], torch.Tensor]) -> None:
+        self._copies = copies
+
+    def prepare(self, pieces: Sequence[PlannedPiece]) -> None:
+        """Do nothing: everything is on the host."""
+
+    def load(self, piece: PlannedPiece) -> torch.Tensor:
+        """Return the staged copy."""
+        return self._copies[piece.path, piece.region]
+
+
+def take_snapshot(pieces: Sequence[PlannedPiece], source: Source, slab: HostSlab) -> SnapshotSource:
+    """Copy all pieces into the slab; when this returns, the caller may change anything."""
+    slab.reset(sum(piece.num_bytes for piece in pieces), len(pieces))
+    copies = {}
+    for batch in batches(pieces, piece_bytes):
+        source.prepare(batch)
+        for piece in batch:
+            copies[piece.path, piece.region] = slab.copy(source.load(piece))
+    return SnapshotSource(copies)
+
+
+def send_parts(
+    parts: Sequence[WriteAssignment],
+    arrays: Mapping[TreePath, ArrayLeaf],
+    transport: Transport,
+    *,
+    deadline_secs: float,
+) -> None:
+    """Send what the writers lack, in the order in which they write it.
+
+    Called by: every process but the writer, for the parts that it is the source of.
+    """
+
+    def part_bytes(part: WriteAssignment) -> int:
+        return part.region.num_elements * torch_dtype(arrays[part.path].spec.dtype).itemsize
+
+    for batch in batches(parts, part_bytes):
+        prefetch([arrays[path] for path in dict.fromkeys(part.path for part in batch)])
+        for part in batch:
+            data = arrays[part.path].read(part.region)
+            transport.send(flat_bytes(data), to=part.writer, deadline_secs=deadline_secs)
+
+
+def batches(items: Iterable[T], size_of: Callable[[T], int], limit_bytes: int = BATCH_BYTES) -> Iterator[list[T]]:
+    """Cut items into runs of at most `limit_bytes`, or of one item."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if batch and total + size > limit_bytes:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
+
+
+def flat_bytes(data: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a contiguous host tensor as uint8, one dimension."""
+    return data.detach().reshape(-1).view(torch.uint8)
+
+
+def raw_view(data: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with an integer dtype of the same width, so that every dtype can be copied as bits."""
+    same_width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+    return data.detach().view(same_width[data.element_size()])
+
+
+def byte_view(data: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous host tensor."""
+    return memoryview(flat_bytes(data).numpy())
