@@ -21,6 +21,7 @@ from typing_extensions import override
 from safepoint.formats.checksum import digest, num_blocks
 from safepoint.formats.errors import InvalidArgumentError
 from safepoint.formats.storage.base import FileWriter, WrittenFile
+from safepoint.formats.storage.buffers import copy_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,7 +32,6 @@ __all__ = ["BlockFile", "BlockWriter"]
 
 _NUM_WORKERS = 2
 _MAX_UNDER_WAY = 4
-_GIL_FREE_COPY_BYTES = 64 << 10
 
 
 class BlockFile(ABC):
@@ -162,7 +162,7 @@ class BlockWriter(FileWriter):
         start = self._appended % self._block_bytes
         length = self._next_block_bytes()
         count = min(len(view), length - start)
-        _copy(buffer[start : start + count], view[:count])
+        copy_bytes(buffer[start : start + count], view[:count])
         if start + count < length:
             self._appended += count
             return count
@@ -320,10 +320,3 @@ def _byte_view(data: Buffer) -> memoryview:
 def _address(view: memoryview) -> int:
     address: int = np.frombuffer(view, dtype=np.uint8).ctypes.data
     return address
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    if len(source) < _GIL_FREE_COPY_BYTES:
-        target[:] = source
-    else:
-        np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))

@@ -12,7 +12,9 @@ import os
 import threading
 from contextlib import suppress
 
-__all__ = ["ALIGNMENT", "BUFFERS", "BufferPool"]
+import numpy as np
+
+__all__ = ["ALIGNMENT", "BUFFERS", "BufferPool", "copy_bytes"]
 
 ALIGNMENT = 4096
 """Alignment, of memory and of file offsets, that every device takes which takes direct I/O at all."""
@@ -20,6 +22,7 @@ ALIGNMENT = 4096
 CAPACITY_BYTES = 64 << 20
 
 _HUGE_PAGE_BYTES = 2 << 20
+_GIL_FREE_COPY_BYTES = 64 << 10
 
 
 class BufferPool:
@@ -66,6 +69,14 @@ class BufferPool:
                 self.held_bytes -= len(buffer)
             else:
                 self._kept.append(buffer)
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy bytes between views of equal length; large ones without holding the GIL."""
+    if len(source) < _GIL_FREE_COPY_BYTES:
+        target[:] = source
+    else:
+        np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
 
 
 def _allocate(size: int) -> memoryview:

@@ -49,7 +49,7 @@ class LocalStorage(Storage):
             root: directory; made absolute now, so that a later chdir does not move it.
             calls: system calls to use instead of the real ones (tests).
         """
-        self.root = Path(os.path.abspath(os.fspath(root)))  # noqa: PTH100 - resolve() would follow links
+        self.root = Path(os.path.abspath(os.fspath(root)))
         self.location = str(self.root)
         self._calls = calls or SystemCalls()
 
@@ -335,7 +335,7 @@ class LocalStorage(Storage):
         return CorruptDataError(
             "not a regular file inside the root",
             path=self.describe(path),
-            hint="A link, a directory or a device was put in its place; symbolic links below the root are not followed.",
+            hint="A link, directory or device was put in its place; symbolic links below the root are not followed.",
         )
 
 

@@ -1,0 +1,340 @@
+"""The read engine: byte ranges of a step's files into memory, verified block by block on the way.
+
+Owns which blocks are read, how often (once each) and by how many threads. Knows files, blocks and buffers; nothing of
+leaves but a name for messages, nothing of regions and dtypes.
+
+A block that lies whole in one target is read straight into it; others go through a buffer of the pool, and only what
+is verified is copied on. Memory: one block a thread, whatever is read.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from safepoint.formats.checksum import digest
+from safepoint.formats.errors import CheckpointError, CorruptDataError, InvalidArgumentError
+from safepoint.formats.storage.buffers import BUFFERS, copy_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from safepoint.formats.entries import FileEntry
+    from safepoint.formats.storage.base import FileReader, Storage
+
+__all__ = ["ReadSegment", "read_segments", "verify_file"]
+
+_NUM_THREADS = 2
+_BYTES_WORTH_A_THREAD = 4 << 20
+
+_HINT = "It was changed or damaged after it was written: restore another step, or a copy of this one."
+_RESTORE_HINT = (
+    "The target is partly overwritten: restore another step into it (restore_latest does), or a copy of this one."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadSegment:
+    """A byte range that somebody wants.
+
+    Attributes:
+        file: index into the files.
+        offset: its first byte in that file.
+        target: where it goes: writable, contiguous, of format "B"; its length is the segment's.
+        leaf: dotted path of the leaf, for messages.
+    """
+
+    file: int
+    offset: int
+    target: memoryview
+    leaf: str
+
+
+def read_segments(
+    storage: Storage,
+    prefix: str,
+    files: Sequence[FileEntry],
+    segments: Iterable[ReadSegment],
+    *,
+    num_threads: int = _NUM_THREADS,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Fill the targets of all segments, verifying every block that they touch.
+
+    Blocks until all is read; other threads help and have ended when it returns or raises. On an error targets are
+    partly overwritten.
+
+    Args:
+        storage: holds the files.
+        prefix: the step's directory.
+        files: as in the step's manifest.
+        segments: in any order; several may want the same bytes, but their targets must not overlap.
+        num_threads: threads that read, this one included.
+        progress: called after each block with the bytes read for it, from any of the threads, never twice at once.
+
+    Returns:
+        The bytes read from storage: whole blocks.
+
+    Raises:
+        CorruptDataError: a block differs from its digest or a file from its size.
+        StorageError: a file is missing or cannot be read.
+        InvalidArgumentError: a segment that lies in no file, or whose target cannot be filled.
+    """
+    by_file: dict[int, list[ReadSegment]] = {}
+    for segment in segments:
+        _check_segment(segment, files)
+        if len(segment.target):
+            by_file.setdefault(segment.file, []).append(segment)
+    source = _Source(storage, prefix, [(files[index], by_file[index]) for index in sorted(by_file)], progress)
+    wanted_bytes = sum(len(segment.target) for wanted in by_file.values() for segment in wanted)
+    helpers: list[threading.Thread] = []
+    try:
+        for _ in range(min(num_threads - 1, wanted_bytes // _BYTES_WORTH_A_THREAD)):
+            helper = threading.Thread(target=source.work, name="safepoint-reader", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
+                break
+            helpers.append(helper)
+        source.work()
+    except BaseException as error:
+        source.stop(error)
+        raise
+    finally:
+        for helper in helpers:
+            helper.join()
+        source.close()
+    return source.result()
+
+
+def verify_file(storage: Storage, prefix: str, entry: FileEntry) -> None:
+    """Read a file and compare its size and all of its digests.
+
+    Raises:
+        CorruptDataError: it differs.
+        StorageError: it is missing or cannot be read.
+    """
+    path = _join(prefix, entry.path)
+    buffer = BUFFERS.take_anyway(entry.block_bytes)
+    try:
+        with storage.open_reader(path) as reader:
+            _check_size(reader, entry, storage.describe(path))
+            for number in range(len(entry.digests)):
+                start, end = _bounds(entry, number)
+                block = buffer[: end - start]
+                reader.read_into(start, block)
+                _check_digest(block, entry, number, storage.describe(path))
+    finally:
+        BUFFERS.give_back(buffer)
+
+
+class _OpenFile:
+    """A file of which blocks are being read; closed after the last of them."""
+
+    def __init__(self, entry: FileEntry, path: str, reader: FileReader) -> None:
+        self.entry = entry
+        self.path = path
+        self.reader = reader
+        self.users = 0
+        self.exhausted = False
+
+    def close_if_done(self) -> None:
+        if self.exhausted and self.users == 0:
+            self.reader.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """One block and the segments that touch it."""
+
+    file: _OpenFile
+    number: int
+    segments: tuple[ReadSegment, ...]
+
+
+class _Source:
+    """Hands out blocks to the threads and collects what became of them."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        prefix: str,
+        wanted: Sequence[tuple[FileEntry, list[ReadSegment]]],
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._storage = storage
+        self._prefix = prefix
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._open: list[_OpenFile] = []
+        self._tasks = self._all_tasks(wanted)
+        self._num_bytes = 0
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        """Read blocks until none is left or one failed."""
+        buffer: memoryview | None = None
+        try:
+            while (task := self._next()) is not None:
+                block_bytes = task.file.entry.block_bytes
+                if buffer is None or len(buffer) < block_bytes:
+                    if buffer is not None:
+                        BUFFERS.give_back(buffer)
+                    buffer = BUFFERS.take_anyway(block_bytes)
+                self._done(task, _read_block(task, buffer))
+        except BaseException as error:  # noqa: BLE001 - raised on the caller's thread
+            self.stop(error)
+        finally:
+            if buffer is not None:
+                BUFFERS.give_back(buffer)
+
+    def stop(self, error: BaseException) -> None:
+        """Hand out no more; the first error counts."""
+        with self._lock:
+            self._error = self._error or error
+
+    def close(self) -> None:
+        """Close what is still open; all threads have ended."""
+        for file in self._open:
+            file.reader.close()
+
+    def result(self) -> int:
+        """Return the bytes read, or raise what stopped it."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return self._num_bytes
+
+    def _next(self) -> _Task | None:
+        with self._lock:
+            if self._error is not None:
+                return None
+            task = next(self._tasks, None)
+            if task is not None:
+                task.file.users += 1
+            return task
+
+    def _done(self, task: _Task, num_bytes: int) -> None:
+        with self._lock:
+            task.file.users -= 1
+            task.file.close_if_done()
+            self._num_bytes += num_bytes
+            if self._progress is not None:
+                self._progress(num_bytes)
+
+    def _all_tasks(self, wanted: Sequence[tuple[FileEntry, list[ReadSegment]]]) -> Iterator[_Task]:
+        for entry, segments in wanted:
+            segments.sort(key=_offset)
+            file = self._open_file(entry, segments[0].leaf)
+            self._open.append(file)
+            for number, touching in _blocks(entry, segments):
+                yield _Task(file=file, number=number, segments=touching)
+            file.exhausted = True
+            file.close_if_done()
+            self._open = [other for other in self._open if not (other.exhausted and other.users == 0)]
+
+    def _open_file(self, entry: FileEntry, leaf: str) -> _OpenFile:
+        path = _join(self._prefix, entry.path)
+        try:
+            reader = self._storage.open_reader(path)
+        except CheckpointError as error:
+            raise _in_restore(error, leaf) from None
+        try:
+            _check_size(reader, entry, self._storage.describe(path))
+        except CheckpointError as error:
+            reader.close()
+            raise _in_restore(error, leaf) from None
+        return _OpenFile(entry, self._storage.describe(path), reader)
+
+
+def _read_block(task: _Task, buffer: memoryview) -> int:
+    entry = task.file.entry
+    start, end = _bounds(entry, task.number)
+    whole = next((one for one in task.segments if one.offset <= start and _end(one) >= end), None)
+    block = buffer[: end - start] if whole is None else whole.target[start - whole.offset : end - whole.offset]
+    try:
+        task.file.reader.read_into(start, block)
+        _check_digest(block, entry, task.number, task.file.path)
+    except CheckpointError as error:
+        raise _in_restore(error, task.segments[0].leaf) from None
+    for segment in task.segments:
+        if segment is not whole:
+            first, last = max(start, segment.offset), min(end, _end(segment))
+            copy_bytes(
+                segment.target[first - segment.offset : last - segment.offset], block[first - start : last - start]
+            )
+    return end - start
+
+
+def _blocks(entry: FileEntry, segments: Sequence[ReadSegment]) -> Iterator[tuple[int, tuple[ReadSegment, ...]]]:
+    """Yield each block that a segment touches, with the segments that do; `segments` are sorted by offset."""
+    touching: list[ReadSegment] = []
+    position, number = 0, 0
+    while touching or position < len(segments):
+        if not touching:
+            number = segments[position].offset // entry.block_bytes
+        _, end = _bounds(entry, number)
+        while position < len(segments) and segments[position].offset < end:
+            touching.append(segments[position])
+            position += 1
+        yield number, tuple(touching)
+        touching = [segment for segment in touching if _end(segment) > end]
+        number += 1
+
+
+def _bounds(entry: FileEntry, number: int) -> tuple[int, int]:
+    start = number * entry.block_bytes
+    return start, min(start + entry.block_bytes, entry.num_bytes)
+
+
+def _offset(segment: ReadSegment) -> int:
+    return segment.offset
+
+
+def _end(segment: ReadSegment) -> int:
+    return segment.offset + len(segment.target)
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}/{path}" if prefix else path
+
+
+def _check_segment(segment: ReadSegment, files: Sequence[FileEntry]) -> None:
+    target = segment.target
+    if target.readonly or not target.c_contiguous or target.format != "B" or target.ndim != 1:
+        raise InvalidArgumentError("a read needs writable, contiguous memory, seen as bytes", leaf=segment.leaf)
+    inside = 0 <= segment.file < len(files) and segment.offset >= 0
+    if not (inside and _end(segment) <= files[segment.file].num_bytes):
+        raise InvalidArgumentError(
+            f"bytes {segment.offset} to {_end(segment)} of file {segment.file} are not in the step", leaf=segment.leaf
+        )
+
+
+def _check_size(reader: FileReader, entry: FileEntry, path: str) -> None:
+    if reader.num_bytes != entry.num_bytes:
+        raise CorruptDataError(
+            f"the file has {reader.num_bytes:,} bytes, and had {entry.num_bytes:,} when it was committed",
+            path=path,
+            target_modified=False,
+            hint=_HINT,
+        )
+
+
+def _check_digest(block: memoryview, entry: FileEntry, number: int, path: str) -> None:
+    if digest(block) != entry.digests[number]:
+        start, end = _bounds(entry, number)
+        raise CorruptDataError(
+            f"bytes {start:,} to {end:,} are not those that were committed: their digest differs",
+            path=path,
+            target_modified=False,
+            hint=_HINT,
+        )
+
+
+def _in_restore(error: CheckpointError, leaf: str) -> CheckpointError:
+    """Add to an error what it means for a restore under way: its targets are no longer what they were."""
+    if isinstance(error, CorruptDataError):
+        error.target_modified = True
+        error.hint = _RESTORE_HINT
+    return error.with_context(leaf=leaf)
