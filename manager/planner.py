@@ -325,7 +325,7 @@ def plan_restore(leaf: LeafEntry, region: Region) -> list[tuple[ShardEntry, Regi
 
 def _without_repeats(parts: Sequence[tuple[ShardEntry, Region]]) -> list[tuple[ShardEntry, Region]]:
     taken: list[Region] = []
-    kept = []
+    kept: list[tuple[ShardEntry, Region]] = []
     for shard, common in parts:
         kept.extend((shard, rest) for rest in subtract(common, taken))
         taken.append(common)

@@ -145,8 +145,7 @@ class KeepBest(Policy):
 
     def __post_init__(self) -> None:
         _check_count("KeepBest", "n", self.n)
-        if not isinstance(self.metric, str) or not self.metric:
-            raise InvalidArgumentError(f"KeepBest needs the name of a metric, got {self.metric!r}")
+        _check_name("KeepBest", self.metric)
         if self.order not in ("min", "max"):
             raise InvalidArgumentError(f'KeepBest has order "min" or "max", got {self.order!r}')
 
@@ -239,6 +238,11 @@ def is_due(step: int, save_every: int, force: bool) -> bool:  # noqa: FBT001 all
 def _check_count(owner: str, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{owner} needs {name} to be a whole number above 0, got {value!r}")
+
+
+def _check_name(owner: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"{owner} needs the name of a metric, got {value!r}")
 
 
 def _sequence(info: StepInfo) -> int:
