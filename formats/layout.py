@@ -5,6 +5,7 @@ Knows nothing of what the files hold.
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.errors import UnsupportedVersionError
@@ -36,7 +37,7 @@ def check_header(fields: Fields, *, kind: str) -> None:
         UnsupportedVersionError: a newer safepoint wrote it.
     """
     if fields.text("kind") != kind:
-        raise fields.error(f"is of kind {fields.text('kind')!r}, not {kind!r}")
+        raise fields.error(f"is of kind {reprlib.repr(fields.text('kind'))}, not {kind!r}")
     version = fields.integer("version", minimum=1)
     if version > LAYOUT_VERSION:
         raise UnsupportedVersionError(
