@@ -6,6 +6,81 @@ Must not know the state tree, files, plans or processes.
 
 from __future__ import annotations
 
-from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec
+from typing import TYPE_CHECKING, Any, cast
 
-__all__ = ["ArrayLeaf", "ArraySpec"]
+import numpy as np
+import torch
+
+from safepoint.formats.errors import UnsupportedValueError
+from safepoint.formats.tree import display_path
+from safepoint.manager.adapters import dtensor, numpy_array, tensor, xla
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec
+from safepoint.manager.adapters.refusals import check_plain, check_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from safepoint.formats.tree import TreePath
+
+__all__ = ["ArrayLeaf", "ArraySpec", "empty_like_parameter", "prefetch", "wrap_array"]
+
+
+def wrap_array(value: Any, path: TreePath | str) -> ArrayLeaf | None:
+    """Return the leaf of an array, or None for a value that is none (numpy scalars are values, too).
+
+    XLA tensors must have been synced: before that, their sharding is not known.
+
+    Args:
+        value: anything.
+        path: where it is in the state, as a path or dotted: for messages.
+
+    Raises:
+        UnsupportedValueError: an array that cannot be kept exactly; names the path and a way out.
+    """
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        return None
+    name = path if isinstance(path, str) else display_path(path)
+    try:
+        if isinstance(value, np.ndarray):
+            return numpy_array.wrap_numpy(value, name)
+        return _wrap_tensor(value, name)
+    except UnsupportedValueError as error:
+        raise error.with_context(leaf=name)  # noqa: B904 - the same error
+
+
+def _wrap_tensor(value: torch.Tensor, name: str) -> ArrayLeaf:
+    if dtensor.is_dtensor(value):
+        return dtensor.wrap_dtensor(cast("Any", value), name)
+    if xla.is_xla(value):
+        return xla.wrap_xla(value, name)
+    check_type(value, name)
+    check_plain(value, name)
+    return tensor.wrap_tensor(value, name)
+
+
+def prefetch(leaves: Sequence[ArrayLeaf]) -> None:
+    """Bring all XLA leaves among these to the host in one execution; `read` then serves, and releases, the copies.
+
+    Does nothing for other leaves, nor for a leaf that has not handed out all of an earlier prefetch.
+    """
+    xla.prefetch([leaf for leaf in leaves if isinstance(leaf, xla.XlaLeaf)])
+
+
+def empty_like_parameter(parameter: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor for state that belongs to a parameter and does not exist yet.
+
+    Args:
+        parameter: the owner; a tensor, DTensor or XLA tensor.
+        shape: the global shape of the new tensor.
+        dtype: its dtype.
+
+    Returns:
+        A tensor with the parameter's device, placements and sharding where it has the parameter's shape, else one on
+        the CPU. It does not require grad.
+    """
+    if tuple(shape) != tuple(parameter.shape):
+        return torch.empty(tuple(shape), dtype=dtype)
+    with torch.no_grad():
+        if xla.is_xla(parameter):
+            return xla.empty_like(parameter, dtype)
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)

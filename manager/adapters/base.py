@@ -103,6 +103,9 @@ class ArrayLeaf(ABC):
             UnsupportedValueError: elements that share memory were given different values; nothing was changed.
         """
 
+    def release(self) -> None:
+        """Forget host copies that `prefetch` brought and nobody read. Call it when a save ends, however it ends."""
+
     def why_not_writable(self) -> str | None:
         """Return why this value cannot be a restore target, or None if it can. Costs nothing."""
         return None

@@ -1,0 +1,103 @@
+"""Tensors that have memory of their own: one or more strided pieces, on any device that torch can copy from.
+
+Owns reading and writing of strided memory bit for bit: transposed, sliced, expanded, conjugated and negated views,
+inference tensors, leaves that require grad. `DTensor` uses it with the pieces of its local tensor.
+Must not know placements, XLA or numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from safepoint.formats.dtypes import dtype_name
+from safepoint.formats.region import Region
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, held_regions
+from safepoint.manager.adapters.bits import as_bits, byte_buffer, changing, host_copy, is_lazy_view
+from safepoint.manager.adapters.shared_memory import shares_elements, write_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Piece", "TensorLeaf", "wrap_tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the leaf, and the live strided memory that holds it."""
+
+    region: Region
+    tensor: torch.Tensor
+
+
+class TensorLeaf(ArrayLeaf):
+    """A leaf whose pieces are strided tensors.
+
+    `read` copies nothing where the region is contiguous on the host and is no conjugate or negative view.
+    """
+
+    __slots__ = ("_bypassed", "_pieces", "_staged")
+
+    def __init__(self, spec: ArraySpec, name: str, pieces: Sequence[Piece]) -> None:
+        super().__init__(spec, name)
+        self._pieces = tuple(pieces)
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._bypassed: list[torch.Tensor] = []
+
+    def read(self, region: Region) -> torch.Tensor:
+        """Return the live memory where that can be had, else a copy of the region's own elements only."""
+        return host_copy(self._live(region))
+
+    def target_buffer(self, region: Region) -> memoryview | None:
+        """Return the live memory, unless it is strided, on a device, or a conjugate or negative view."""
+        live = self._live(region)
+        if live.device.type != "cpu" or not live.is_contiguous() or is_lazy_view(live):
+            return None
+        self._bypassed.append(live)
+        return byte_buffer(live)
+
+    def write(self, region: Region, data: torch.Tensor) -> None:
+        """Copy through the view at once; where elements share memory, `finish` does."""
+        self.check_data(region, data)
+        live = self._live(region)
+        if shares_elements(live):
+            self._staged.append((live, data.clone(memory_format=torch.contiguous_format)))
+            return
+        with changing(live):
+            if is_lazy_view(live):
+                live.copy_(data)
+            else:
+                as_bits(live).copy_(as_bits(data))
+
+    def finish(self) -> None:
+        """Write what shares memory, and tell autograd of what was put into target buffers."""
+        staged, self._staged = self._staged, []
+        if staged:
+            write_shared(staged, self.name)
+        bypassed, self._bypassed = self._bypassed, []
+        for live in bypassed:
+            if not live.is_inference():
+                # Bytes were put there behind autograd's back: a graph that saved this tensor must notice.
+                torch.autograd.graph.increment_version(live)
+
+    def _live(self, region: Region) -> torch.Tensor:
+        for piece in self._pieces:
+            if piece.region == region:
+                return piece.tensor
+            if piece.region.contains(region):
+                return piece.tensor[region.slices_in(piece.region)]
+        raise self.not_held(region)
+
+
+def wrap_tensor(value: torch.Tensor, name: str) -> TensorLeaf:
+    """Return the leaf of a strided tensor that this process holds wholly.
+
+    Raises:
+        UnsupportedValueError: the dtype cannot be kept.
+    """
+    shape = tuple(value.shape)
+    whole = Region.whole(shape)
+    spec = ArraySpec(dtype=dtype_name(value.dtype), shape=shape, regions=held_regions(shape, (whole,)), kind="tensor")
+    return TensorLeaf(spec, name, (Piece(whole, value.detach()),))
