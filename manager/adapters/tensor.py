@@ -31,6 +31,11 @@ class Piece:
     region: Region
     tensor: torch.Tensor
 
+    @property
+    def shares_elements(self) -> bool:
+        """Whether elements may share memory, with each other or with those of another part of the piece."""
+        return shares_elements(self.tensor)
+
 
 class TensorLeaf(ArrayLeaf):
     """A leaf whose pieces are strided tensors.
@@ -48,12 +53,12 @@ class TensorLeaf(ArrayLeaf):
 
     def read(self, region: Region) -> torch.Tensor:
         """Return the live memory where that can be had, else a copy of the region's own elements only."""
-        return host_copy(self._live(region))
+        return host_copy(self._find(region)[1])
 
     def target_buffer(self, region: Region) -> memoryview | None:
         """Return the live memory, unless it is strided, on a device, or a conjugate or negative view."""
-        live = self._live(region)
-        if live.device.type != "cpu" or not live.is_contiguous() or is_lazy_view(live):
+        piece, live = self._find(region)
+        if live.device.type != "cpu" or not live.is_contiguous() or is_lazy_view(live) or piece.shares_elements:
             return None
         self._bypassed.append(live)
         return byte_buffer(live)
@@ -61,8 +66,8 @@ class TensorLeaf(ArrayLeaf):
     def write(self, region: Region, data: torch.Tensor) -> None:
         """Copy through the view at once; where elements share memory, `finish` does."""
         self.check_data(region, data)
-        live = self._live(region)
-        if shares_elements(live):
+        piece, live = self._find(region)
+        if piece.shares_elements:
             self._staged.append((live, data.clone(memory_format=torch.contiguous_format)))
             return
         with changing(live):
@@ -82,12 +87,13 @@ class TensorLeaf(ArrayLeaf):
                 # Bytes were put there behind autograd's back: a graph that saved this tensor must notice.
                 torch.autograd.graph.increment_version(live)
 
-    def _live(self, region: Region) -> torch.Tensor:
-        for piece in self._pieces:
-            if piece.region == region:
-                return piece.tensor
-            if piece.region.contains(region):
-                return piece.tensor[region.slices_in(piece.region)]
+    def _find(self, region: Region) -> tuple[Piece, torch.Tensor]:
+        if len(region.shape) == len(self.spec.shape):
+            for piece in self._pieces:
+                if piece.region == region:
+                    return piece, piece.tensor
+                if piece.region.contains(region):
+                    return piece, piece.tensor[region.slices_in(piece.region)]
         raise self.not_held(region)
 
 

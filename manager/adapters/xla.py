@@ -141,9 +141,10 @@ class XlaLeaf(ArrayLeaf):
         """Replace the device's data by the complete buffers."""
 
     def _held(self, region: Region) -> Region:
-        for held in self.spec.regions:
-            if held == region or held.contains(region):
-                return held
+        if len(region.shape) == len(self.spec.shape):
+            for held in self.spec.regions:
+                if held == region or held.contains(region):
+                    return held
         raise self.not_held(region)
 
     def _staged_part(self, region: Region) -> torch.Tensor:
