@@ -1,0 +1,68 @@
+"""`docs/format.md` is normative: what it says of fields, dtypes and digests is what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from safepoint.formats.checksum import BLOCK_BYTES, digest
+from safepoint.formats.commit_record import COMMIT_MAX_BYTES
+from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
+from safepoint.formats.layout import LAYOUT_VERSION
+
+from support.manifests import example_manifest, example_record
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+MANIFEST = json.loads(example_manifest().to_bytes())
+
+
+def fields_after(heading: str) -> set[str]:
+    """Return the first column of the first table of fields after a heading."""
+    table = DOCUMENT.split(heading, 1)[1].split("| field |", 1)[1].split("\n\n", 1)[0]
+    return set(re.findall(r"^\| `([a-z_]+)` \|", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("heading", "value"),
+    [
+        ("\n## commit.json", json.loads(example_record().to_bytes())),
+        ("\n## manifest.json", MANIFEST),
+        ("**Files.**", MANIFEST["files"][0]),
+        ("**Leaves.**", MANIFEST["leaves"][0]),
+        ("**Shards.**", MANIFEST["leaves"][0]["shards"][0]),
+    ],
+)
+def test_the_fields_described_are_the_fields_written(heading: str, value: dict[str, object]) -> None:
+    assert fields_after(heading) == set(value)
+
+
+def test_the_version_described_is_the_version_written() -> None:
+    assert DOCUMENT.startswith(f"# The on-disk format, version {LAYOUT_VERSION}\n")
+
+
+def test_every_dtype_is_described_with_its_size_and_name() -> None:
+    rows = re.findall(r"^\| (`.*?) \| ([\d, ]+) \| (.*) \|$", DOCUMENT.split("\n## Dtypes")[1], re.MULTILINE)
+    sizes: dict[str, int] = {}
+    stored: dict[str, str] = {}
+    for names, item_bytes, stored_names in rows:
+        dtypes = re.findall(r"`(\w+)`", names)
+        if "…" in names:
+            dtypes = [f"{kind}{bits}" for kind in ("uint", "int") for bits in range(1, 8)]
+        numbers = [int(number) for number in item_bytes.split(",")]
+        sizes.update(zip(dtypes, numbers * len(dtypes) if len(numbers) == 1 else numbers, strict=False))
+        stored.update(zip(dtypes, re.findall(r"`(\w+)`", stored_names), strict=False))
+    assert sizes == dict(ITEM_BYTES)
+    assert stored == dict(SAFETENSORS_NAMES)
+
+
+def test_the_digests_described_are_ours() -> None:
+    assert digest(b"") in DOCUMENT
+    assert digest(b"a") in DOCUMENT
+
+
+def test_the_bounds_described_are_ours() -> None:
+    assert f"From 1 to {BLOCK_BYTES}:" in DOCUMENT
+    assert COMMIT_MAX_BYTES == 1 << 20
