@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator", "Decide", "Transport", "run_together"]
 
 Decide = Callable[[Sequence[bytes]], "bytes | Sequence[bytes]"]
-"""From the payloads, by process index, to one answer for all or a sequence of one answer a process. Pure: may run twice."""
+"""From the payloads, by process index, to one answer for all, or a sequence of one a process. Without effects."""
 
 
 class Transport(ABC):
@@ -33,10 +33,10 @@ class Transport(ABC):
     """
 
     @abstractmethod
-    def send(self, buffer: torch.Tensor, to: int, *, deadline_secs: float) -> None:
+    def send(self, buffer: torch.Tensor, to: int, deadline_secs: float) -> None:
         """Send a contiguous one-dimensional uint8 host tensor.
 
-        *Blocks until* the other side has taken it, so the buffer may be reused afterwards.
+        *Blocks until* the buffer may be reused; the other side may not have received it yet.
 
         Raises:
             RendezvousTimeoutError: `to` did not receive within the deadline.
@@ -44,13 +44,17 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def receive(self, buffer: torch.Tensor, source: int, *, deadline_secs: float) -> None:
+    def receive(self, buffer: torch.Tensor, source: int, deadline_secs: float) -> None:
         """Fill a contiguous one-dimensional uint8 host tensor with what `source` sends.
 
         Raises:
             RendezvousTimeoutError: `source` did not send within the deadline.
             PeerFailedError: the connection to `source` is gone.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the connections. Idempotent; whoever waits for this process learns at once that nothing comes."""
 
 
 class Coordinator(ABC):
@@ -119,7 +123,7 @@ class Coordinator(ABC):
         """
 
     @abstractmethod
-    def open_transport(self, *, deadline_secs: float) -> Transport:
+    def open_transport(self, deadline_secs: float) -> Transport:
         """Connect all processes with each other, or return what is connected already.
 
         *Called by* all processes.

@@ -63,7 +63,7 @@ class SingleProcess(Coordinator):
             raise RendezvousTimeoutError(f"Nobody shared the blob {digest}.", absent=(), deadline_secs=deadline_secs)
         return self._blobs[digest]
 
-    def open_transport(self, *, deadline_secs: float) -> Transport:
+    def open_transport(self, deadline_secs: float) -> Transport:
         """Return a transport that has nobody to talk to."""
         del deadline_secs
         return self._transport
@@ -81,10 +81,13 @@ class SingleProcess(Coordinator):
 
 
 class _NobodyElse(Transport):
-    def send(self, buffer: torch.Tensor, to: int, *, deadline_secs: float) -> None:
+    def send(self, buffer: torch.Tensor, to: int, deadline_secs: float) -> None:
         del buffer, deadline_secs
         raise InvalidArgumentError(f"There is no process {to} to send to: this job has one process.")
 
-    def receive(self, buffer: torch.Tensor, source: int, *, deadline_secs: float) -> None:
+    def receive(self, buffer: torch.Tensor, source: int, deadline_secs: float) -> None:
         del buffer, deadline_secs
         raise InvalidArgumentError(f"There is no process {source} to receive from: this job has one process.")
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,292 @@
+"""Processes that meet in a store of their own, and how torch.distributed tells them where it is.
+
+Owns the coordinator over a store and its opening through the default process group's store, or at a given host and
+port. No collective of the training's groups is used, and none of their timeouts applies. Must not know of steps or
+files.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from safepoint.manager.coordination.address import Address, Server, find_server, open_server
+from safepoint.manager.coordination.base import Coordinator, Decide, Transport, run_together
+from safepoint.manager.coordination.blobs import Blobs
+from safepoint.manager.coordination.device_sync import sync_devices
+from safepoint.manager.coordination.meeting import Patience
+from safepoint.manager.coordination.peer_side import PeerSide
+from safepoint.manager.coordination.primary_side import PrimarySide
+from safepoint.manager.coordination.store import Line, Store, connect_tcp
+from safepoint.manager.coordination.transport import GlooTransport
+from safepoint.manager.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+__all__ = ["DistributedCoordinator", "Meetings", "StoreCoordinator"]
+
+WARN_EVERY_SECS = 30.0
+_BLOB_SECS = 60.0
+_CLOSE_SECS = 2.0
+
+
+class Meetings:
+    """Meetings in one namespace of one store, from one process.
+
+    Args:
+        connect: makes a connection to the store.
+        prefix: of all keys.
+        process_index: of this process.
+        process_count: how many meet.
+        store_owner: who is lost when the store is, for messages.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Store],
+        prefix: str,
+        *,
+        process_index: int,
+        process_count: int,
+        store_owner: str = "process 0",
+    ) -> None:
+        self.line = Line("safepoint-meet", connect, prefix)
+        self._busy = threading.Lock()
+        self._primary = PrimarySide(self.line, process_count) if process_index == 0 else None
+        self._peer = None if process_index == 0 else PeerSide(self.line, process_index, process_count, store_owner)
+
+    def meet(self, name: str, payload: bytes, *, deadline_secs: float, decide: Decide | None = None) -> bytes:
+        """See `Coordinator.meet`."""
+        if not deadline_secs > 0:
+            raise InvalidArgumentError(f"deadline_secs must be positive, not {deadline_secs!r}.")
+        if not self._busy.acquire(blocking=False):
+            raise InvalidArgumentError(
+                f"Meeting {name!r} was called while another thread, or `decide`, is in a meeting of this coordinator.",
+                hint="Use background() for meetings of another thread.",
+            )
+        try:
+            patience = Patience(name, deadline_secs, WARN_EVERY_SECS)
+            if self._primary is not None:
+                return self._primary.meet(name, payload, patience, decide)
+            assert self._peer is not None
+            return self._peer.meet(name, payload, patience)
+        finally:
+            self._busy.release()
+
+    def close(self, *, until: float) -> None:
+        """Let go of the connection; the primary waits until `until` (monotonic) for the last answer to be read."""
+        if self._primary is not None:
+            self._primary.wait_until_read(until=until)
+        self.line.close()
+
+
+class StoreCoordinator(Coordinator):
+    """Processes that meet in a TCPStore which the primary serves.
+
+    Args:
+        address: of the store.
+        host: under which it answers from here.
+        process_index: of this process.
+        process_count: how many there are.
+        description: for people.
+        server: on the primary, what to shut down in the end.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        host: str,
+        *,
+        process_index: int,
+        process_count: int,
+        description: str,
+        server: Server | None = None,
+        namespace: str = "main",
+    ) -> None:
+        self.process_index = process_index
+        self.process_count = process_count
+        self.description = description
+        self._address = address
+        self._host = host
+        self._server = server
+        self._prefix = f"safepoint/{address.nonce[:8]}/{namespace}/"
+        self._meetings = Meetings(self._connect, self._prefix, process_index=process_index, process_count=process_count)
+        self._blobs = Blobs(self._meetings.line, process_count, call_secs=_BLOB_SECS)
+        self._background: StoreCoordinator | None = None
+        self._transport: GlooTransport | None = None
+        self._is_open = True
+
+    @classmethod
+    def open(
+        cls, bootstrap: Meetings, *, process_index: int, process_count: int, description: str, deadline_secs: float
+    ) -> Self:
+        """Make the primary serve a store and everybody connect to it.
+
+        *Called by* all processes.
+
+        Args:
+            bootstrap: where they can meet already, to tell the address.
+            process_index: of this process.
+            process_count: how many there are.
+            description: for people.
+            deadline_secs: for each of the two meetings that this takes.
+
+        Raises:
+            RendezvousTimeoutError: some did not come, or cannot reach the primary.
+        """
+        server = open_server() if process_index == 0 else None
+        try:
+            own = b"" if server is None else server.address.to_bytes()
+            told = bootstrap.meet("open", own, deadline_secs=deadline_secs, decide=lambda brought: brought[0])
+            address = Address.from_bytes(told)
+            host = "127.0.0.1" if server is not None else find_server(address, deadline_secs=deadline_secs)
+        except BaseException:
+            if server is not None:
+                server.close()
+            raise
+        coordinator = cls(
+            address,
+            host,
+            process_index=process_index,
+            process_count=process_count,
+            description=description,
+            server=server,
+        )
+        try:
+            coordinator.meet("opened", b"", deadline_secs=deadline_secs)
+        except BaseException:
+            coordinator.close()
+            raise
+        return coordinator
+
+    def sync_devices(self) -> None:
+        """See `Coordinator.sync_devices`."""
+        self.emit("sync_devices")
+        sync_devices()
+
+    def meet(self, name: str, payload: bytes, *, deadline_secs: float, decide: Decide | None = None) -> bytes:
+        """See `Coordinator.meet`."""
+        self._check_open()
+        self.emit(f"meet:{name}")
+        return self._meetings.meet(name, payload, deadline_secs=deadline_secs, decide=decide)
+
+    def share_blob(self, data: bytes) -> str:
+        """See `Coordinator.share_blob`."""
+        self._check_open()
+        return self._blobs.share(data)
+
+    def fetch_blob(self, digest: str, *, deadline_secs: float) -> bytes:
+        """See `Coordinator.fetch_blob`."""
+        self._check_open()
+        return self._blobs.fetch(digest, deadline_secs=deadline_secs)
+
+    def open_transport(self, deadline_secs: float) -> Transport:
+        """See `Coordinator.open_transport`."""
+        sound = self._transport is not None and self._transport.is_sound
+        server: Server | None = None
+
+        def agree(brought: Sequence[bytes]) -> bytes:
+            nonlocal server
+            if all(payload == b"sound" for payload in brought):
+                return b""
+            # A store for this only: what gloo writes there goes away with it.
+            server = open_server()
+            return str(server.address.port).encode()
+
+        try:
+            port = self.meet("transport", b"sound" if sound else b"", deadline_secs=deadline_secs, decide=agree)
+            if port != b"":
+                run_together(self, "transport open", deadline_secs, lambda: self._connect_all(int(port), deadline_secs))
+        finally:
+            if server is not None:
+                server.close()
+        return self.transport()
+
+    def transport(self) -> Transport:
+        """See `Coordinator.transport`."""
+        return super().transport() if self._transport is None else self._transport
+
+    def background(self) -> Coordinator:
+        """See `Coordinator.background`; it is the same one each time, and closed with this one."""
+        if self._background is None:
+            self._background = type(self)(
+                self._address,
+                self._host,
+                process_index=self.process_index,
+                process_count=self.process_count,
+                description=self.description,
+                namespace="async",
+            )
+        return self._background
+
+    def close(self) -> None:
+        """See `Coordinator.close`."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        until = time.monotonic() + _CLOSE_SECS
+        if self._background is not None:
+            self._background.close()
+        if self._transport is not None:
+            self._transport.close()
+        self._meetings.close(until=until)
+        if self._server is not None:
+            self._server.close()
+
+    def _connect_all(self, port: int, deadline_secs: float) -> bytes:
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = None
+        self._transport = GlooTransport(
+            lambda: connect_tcp(self._host, port),
+            process_index=self.process_index,
+            process_count=self.process_count,
+            deadline_secs=deadline_secs,
+        )
+        return b""
+
+    def _connect(self) -> Store:
+        return connect_tcp(self._host, self._address.port)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidArgumentError("This coordinator is closed.")
+
+
+class DistributedCoordinator(StoreCoordinator):
+    """The processes of torch.distributed's default group."""
+
+    @classmethod
+    def from_default_group(cls, *, deadline_secs: float) -> Self:
+        """Open through the store of the default group.
+
+        *Called by* all processes of the group.
+
+        Raises:
+            RendezvousTimeoutError: names those that did not come.
+        """
+        index, count = dist.get_rank(), dist.get_world_size()
+        group_store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
+        bootstrap = Meetings(
+            # A connection of its own: calls on the group's would wait for, and hold up, those of the training.
+            group_store.clone,
+            "safepoint/open/",
+            process_index=index,
+            process_count=count,
+            store_owner="the process group",
+        )
+        try:
+            return cls.open(
+                bootstrap,
+                process_index=index,
+                process_count=count,
+                description=f"torch.distributed, {count} processes",
+                deadline_secs=deadline_secs,
+            )
+        finally:
+            bootstrap.close(until=time.monotonic())

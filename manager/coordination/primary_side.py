@@ -1,0 +1,207 @@
+"""The primary's side of a meeting; the protocol is described in `meeting`.
+
+Owns opening and closing turns, deciding, and deleting the keys of turns that are over. Must not know what a payload
+means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from safepoint.manager.coordination.meeting import (
+    Message,
+    Patience,
+    Verdict,
+    absent_error,
+    left_error,
+    processes_text,
+    read_turn,
+)
+from safepoint.manager.coordination.store import Line, StoreGoneError, StoreStuckError, Values
+from safepoint.manager.errors import CheckpointError, DisagreementError, RendezvousTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from safepoint.manager.coordination.base import Decide
+
+__all__ = ["PrimarySide"]
+
+
+class PrimarySide:
+    """Meets as process 0.
+
+    Args:
+        line: to the store.
+        process_count: how many meet.
+    """
+
+    def __init__(self, line: Line, process_count: int) -> None:
+        self._line = line
+        self._count = process_count
+        self._entered = 0
+        self._turn: int | None = None
+        self._leftovers: dict[int, list[str]] = {}
+
+    def meet(self, name: str, payload: bytes, patience: Patience, decide: Decide | None) -> bytes:
+        """See `Coordinator.meet`."""
+        self._entered += 1
+        own = Message(name=name, entered=self._entered, payload=payload)
+        try:
+            while True:
+                turn = self._open(patience)
+                answer = self._hold(turn, own, patience, decide)
+                if answer is not None:
+                    return answer
+        except StoreStuckError:
+            raise absent_error(patience, range(1, self._count), because=", nor does the store") from None
+        except StoreGoneError as error:
+            raise RendezvousTimeoutError(
+                f"The store in which processes meet is gone ({error}).", absent=(), deadline_secs=patience.deadline_secs
+            ) from error
+
+    def wait_until_read(self, *, until: float) -> None:
+        """Return when every peer has read the last verdict, or at the deadline on the monotonic clock."""
+        if self._turn is None:
+            return
+        key = f"{self._turn}/read"
+        with contextlib.suppress(StoreStuckError, StoreGoneError):
+            while time.monotonic() < until:
+                if self._line.call(lambda values: values.add(key, 0), until=until) >= self._count - 1:
+                    return
+                time.sleep(0.01)
+
+    def _open(self, patience: Patience) -> int:
+        def open_next(values: Values) -> int:
+            last = self._turn if self._turn is not None else read_turn(values.read("turn"))[0]
+            for old in [turn for turn in self._leftovers if turn < last]:
+                for key in self._leftovers.pop(old):
+                    values.erase(key)
+            values.write("turn", f"{last + 1} open".encode())
+            return last + 1
+
+        turn = self._line.call(open_next, until=patience.until())
+        self._turn = turn
+        self._leftovers[turn] = [f"{turn}/{key}" for key in ("end", "out", "read")]
+        return turn
+
+    def _hold(self, turn: int, own: Message, patience: Patience, decide: Decide | None) -> bytes | None:
+        """Return this process's answer; None: those behind were told so, and the others meet again."""
+        messages: list[Message] = []
+        try:
+            messages = self._collect(turn, own, patience)
+            answer = _decide(messages, decide)
+            verdict = Verdict(kind="answer" if isinstance(answer, bytes) else "each", entered=_newest(messages))
+            self._close(turn, verdict, answer, until=patience.until())
+        except BaseException as error:
+            newest = _newest(messages or [own])
+            again = isinstance(error, DisagreementError) and any(each.entered < newest for each in messages)
+            told = error if isinstance(error, CheckpointError) else left_error(0, own.name, error)
+            verdict = Verdict.failure(told, entered=newest, kind="behind" if again else "failed")
+            ended = self._close_failed(turn, verdict)
+            self._erase_brought(turn, messages)
+            if ended.kind != "behind":
+                self._entered = max(self._entered, ended.entered)
+                _raise_agreed(error, ended, verdict)
+            elif own.entered == newest:
+                return None
+            raise
+        self._erase_brought(turn, messages)
+        self._entered = verdict.entered
+        return answer if isinstance(answer, bytes) else answer[0]
+
+    def _collect(self, turn: int, own: Message, patience: Patience) -> list[Message]:
+        awaited = [f"{turn}/in/{process}" for process in range(1, self._count)]
+
+        def look(values: Values) -> tuple[bytes | None, bool]:
+            return values.read(f"{turn}/end"), values.has(awaited)
+
+        def missing() -> list[int]:
+            def ask(values: Values) -> list[int]:
+                return [process for process, key in enumerate(awaited, 1) if not values.has([key])]
+
+            return self._line.call(ask, until=patience.until())
+
+        while True:
+            end, complete = self._line.call(look, until=patience.until())
+            if end is not None:
+                raise Verdict.from_bytes(end).raised()
+            if patience.overdue:
+                # Stopped, or starved: whoever came may have given up, even if that cannot be seen yet.
+                raise absent_error(patience, missing() or [0], because=" in time")
+            if complete:
+                break
+            if patience.ended:
+                raise absent_error(patience, missing() or [0])
+            patience.warn_if_due(missing)
+            patience.pause()
+        brought = self._line.call(lambda values: [values.read(key) for key in awaited], until=patience.until())
+        if None in brought:
+            raise absent_error(patience, [process for process, data in enumerate(brought, 1) if data is None])
+        return [own, *(Message.from_bytes(data) for data in brought if data is not None)]
+
+    def _close(self, turn: int, verdict: Verdict, answer: bytes | Sequence[bytes], *, until: float) -> None:
+        def close(values: Values) -> bytes:
+            if isinstance(answer, bytes):
+                values.write(f"{turn}/out", answer)
+            else:
+                for process in range(1, self._count):
+                    self._leftovers[turn].append(f"{turn}/out/{process}")
+                    values.write(f"{turn}/out/{process}", answer[process])
+            ended = values.claim(f"{turn}/end", verdict.to_bytes())
+            values.write("turn", f"{turn} closed".encode())
+            return ended
+
+        ended = Verdict.from_bytes(self._line.call(close, until=until))
+        if ended.error is not None:
+            raise ended.raised()
+
+    def _close_failed(self, turn: int, verdict: Verdict) -> Verdict:
+        """End the turn with this verdict, or return the one with which a peer has ended it already."""
+        ended = verdict
+
+        def close(values: Values) -> None:
+            nonlocal ended
+            ended = Verdict.from_bytes(values.claim(f"{turn}/end", verdict.to_bytes()))
+            values.write("turn", f"{turn} closed".encode())
+
+        self._leftovers[turn] += [f"{turn}/in/{process}" for process in range(1, self._count)]
+        self._line.last_call(close)
+        return ended
+
+    def _erase_brought(self, turn: int, messages: Sequence[Message]) -> None:
+        def erase(values: Values) -> None:
+            for process, message in enumerate(messages[1:], 1):
+                values.erase(f"{turn}/in/{process}", num_bytes=len(message.to_bytes()))
+
+        if messages:
+            self._line.last_call(erase)
+
+
+def _newest(messages: Sequence[Message]) -> int:
+    return max(message.entered for message in messages)
+
+
+def _raise_agreed(error: BaseException, ended: Verdict, own: Verdict) -> None:
+    """Raise the error that the peers saw first, if this one is about the same deadline."""
+    if ended != own and ended.error is not None and isinstance(error, RendezvousTimeoutError):
+        raise ended.raised() from error
+
+
+def _decide(messages: Sequence[Message], decide: Decide | None) -> bytes | Sequence[bytes]:
+    names: dict[str, list[int]] = {}
+    for process, message in enumerate(messages):
+        names.setdefault(message.name, []).append(process)
+    if len(names) > 1:
+        told = "; ".join(f"{name!r} by {processes_text(processes)}" for name, processes in names.items())
+        raise DisagreementError(
+            f"Processes came to different meetings: {told}.",
+            brought=tuple((name, tuple(processes)) for name, processes in names.items()),
+            hint="All processes must make the same calls in the same order.",
+        )
+    answer = b"" if decide is None else decide([message.payload for message in messages])
+    if not isinstance(answer, bytes) and len(answer) != len(messages):
+        raise TypeError(f"decide gave {len(answer)} answers for {len(messages)} processes")
+    return answer
