@@ -32,6 +32,12 @@ class BufferPool:
         self._capacity_bytes = capacity_bytes
         self.forget()
 
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes that are lent out now."""
+        with self._lock:
+            return self.held_bytes - sum(len(buffer) for buffer in self._kept)
+
     def forget(self) -> None:
         """Start afresh, as a forked child must: the lock may be held by a thread that it does not have."""
         self._lock = threading.Lock()

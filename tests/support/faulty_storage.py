@@ -46,7 +46,7 @@ class Call:
     path: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fail:
     """Raise a StorageError.
 
@@ -56,7 +56,7 @@ class Fail:
     """
 
     number: int = errno.EIO
-    done: bool = False
+    done: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
