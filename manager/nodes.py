@@ -37,6 +37,7 @@ __all__ = [
     "encode_metadata",
     "is_namedtuple",
     "mapping_node",
+    "node_data",
 ]
 
 MAPPINGS: Mapping[str | None, type[dict[Any, Any]]] = {
@@ -57,6 +58,11 @@ FACTORIES: Mapping[str, type] = {
 
 _MAPPING_NAMES: dict[Any, str | None] = {kind: name for name, kind in MAPPINGS.items()}
 _SEQUENCE_TYPES: dict[Any, str] = {list: "list", tuple: "tuple", collections.deque: "deque"}
+
+
+def node_data(node: Node) -> Mapping[str, JSON]:
+    """Return a node's data where it is a mapping, else an empty one: a file may say anything."""
+    return node.data if isinstance(node.data, dict) else {}
 
 
 def is_namedtuple(value: object) -> bool:
@@ -158,5 +164,5 @@ def alias_path(node: Node) -> TreePath:
     Raises:
         CorruptDataError: the node says nothing of the kind.
     """
-    keys: Sequence[JSON] = node.data.get("path", ()) if isinstance(node.data, dict) else ()
+    keys: Sequence[JSON] = node_data(node).get("path", ())
     return tuple(key_from_json(key) for key in keys)

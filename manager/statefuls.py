@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 
 from safepoint.manager.errors import CheckpointError
-from safepoint.manager.generators import generator_state, is_generator
+from safepoint.manager.generators import generator_state, is_generator, set_generator_state
 
-__all__ = ["Form", "metadata_of", "state_of", "stateful_form"]
+__all__ = ["Form", "load_state", "metadata_of", "state_of", "stateful_form"]
 
 Form: TypeAlias = Literal["module", "optimizer", "generator", "object"]
 """How the state goes back: by filling tensors, with torch's rules for optimizers, …, or by `load_state_dict`."""
@@ -50,6 +50,30 @@ def state_of(value: Any, form: Form, *, leaf: str) -> Any:
     except Exception as error:
         raise CheckpointError(
             f"state_dict() of the {type(value).__name__} raised {type(error).__name__}: {error}", leaf=leaf
+        ) from error
+
+
+def load_state(value: Any, state: Any, form: Form, *, leaf: str) -> None:
+    """Give an object a state, through its own method.
+
+    Raises:
+        CheckpointError: the object refused it.
+    """
+    if form == "generator":
+        try:
+            set_generator_state(value, state)
+        except CheckpointError as error:
+            raise error.with_context(leaf=leaf) from None
+        return
+    try:
+        value.load_state_dict(state)
+    except CheckpointError as error:
+        raise error.with_context(leaf=leaf) from None
+    except Exception as error:
+        raise CheckpointError(
+            f"load_state_dict() of the {type(value).__name__} raised {type(error).__name__}: {error}",
+            leaf=leaf,
+            hint="The data was read; this object, and others of the state, may be restored in part.",
         ) from error
 
 

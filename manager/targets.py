@@ -1,0 +1,141 @@
+"""Restoring into a live state: everything is compared first, then the data is read, then applied.
+
+    match(…) → RestoreTarget      compares; changes nothing
+    target.wanted                 the live leaves that the reader fills
+    target.apply()                finishes leaves, loads objects, puts plain values in place
+
+The walk is `matching`'s. Must not know files or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from safepoint.formats.errors import InvalidArgumentError
+from safepoint.manager.errors import StructureMismatchError
+from safepoint.manager.fills import Fills
+from safepoint.manager.matching import Make, Matcher
+from safepoint.manager.saved_tree import Selection, build_tree
+from safepoint.manager.state import check_items
+from safepoint.manager.stateful_targets import visit_stateful
+
+if TYPE_CHECKING:
+    from safepoint.formats.manifest import LeafEntry, Node, TreePath
+    from safepoint.manager.adapters import ArrayLeaf
+
+__all__ = ["RestoreTarget", "match"]
+
+_LISTED = 25  # differences that the message names; all are in `mismatches`
+
+
+class RestoreTarget:
+    """A live state that fits a step, ready to be filled.
+
+    Attributes:
+        wanted: the live leaf for each stored leaf that is to be read. It may be new memory that `apply` puts in place.
+    """
+
+    def __init__(self, into: Mapping[str, Any], makes: Mapping[str, Make], fills: Fills) -> None:
+        self.wanted: dict[TreePath, ArrayLeaf] = fills.wanted()
+        self._into = into
+        self._makes = makes
+        self._fills = fills
+
+    def apply(self) -> None:
+        """Finish the restore. Call it once, after all of `wanted` was filled.
+
+        Raises:
+            StructureMismatchError: the target ties leaves for which the step has different data.
+            CheckpointError: an object refused its state.
+        """
+        for leaf in self.wanted.values():
+            leaf.finish()
+        self._fills.check_ties()
+        for name, make in self._makes.items():
+            value = make()
+            if value is not self._into[name]:
+                assert isinstance(self._into, MutableMapping)  # `match` has checked it
+                self._into[name] = value
+
+
+def match(
+    structure: Mapping[TreePath, Node],
+    leaf_entries: Iterable[LeafEntry],
+    into: Mapping[str, Any],
+    *,
+    process_index: int,
+    process_count: int,
+    items: Collection[str] | None = None,
+    keys: Collection[str] | None = None,
+    strict: bool = True,
+) -> RestoreTarget:
+    """Compare a target with a step, and plan how to fill it. Nothing is changed.
+
+    Args:
+        structure: of the step.
+        leaf_entries: its stored leaves.
+        into: the state to be filled, in place.
+        process_index: this process.
+        process_count: how many restore.
+        items: names of the items to restore; None is all. Others are left untouched.
+        keys: patterns as of `fnmatch` on dotted paths: what one matches is restored with everything below it. Of an
+            object that is only partly selected, the selected tensors are filled, and no method of it is called.
+        strict: whether what only one side has is an error; differences of dtype, shape and kind always are.
+
+    Raises:
+        StructureMismatchError: target and step differ; lists every difference.
+        InvalidArgumentError: `into` is no mapping of items, or what is asked for is not in the step.
+    """
+    check_items(into)
+    selection = Selection.of(items, keys)
+    root = build_tree(structure, selection)
+    fills = Fills(structure, leaf_entries)
+    matcher = Matcher(
+        fills, selection, own=(process_index, process_count), strict=strict, visit_stateful=visit_stateful
+    )
+    makes: dict[str, Make] = {}
+    for name, live in into.items():
+        saved = root.children.get(name)
+        if saved is None:
+            matcher.note_missing((name,), live)
+        elif saved.extent != "none":
+            makes[name] = matcher.visit(saved, live)
+    for key, saved in root.children.items():
+        if key not in into:
+            matcher.note_extra(saved)
+    if fills.problems:
+        raise _mismatch(fills.problems)
+    _check_mutable(into, makes)
+    return RestoreTarget(into, makes, fills)
+
+
+def _check_mutable(into: Mapping[str, Any], makes: Mapping[str, Make]) -> None:
+    if makes and not isinstance(into, MutableMapping):
+        raise InvalidArgumentError(
+            f"a {type(into).__name__} cannot take restored values", hint="Pass a dict: `dict(state)`."
+        )
+
+
+def _mismatch(problems: list[str]) -> StructureMismatchError:
+    listed = "\n".join(f"  {problem}" for problem in problems[:_LISTED])
+    rest = len(problems) - _LISTED
+    more = f"\n  … and {rest} more (see .mismatches)" if rest > 0 else ""
+    count = "1 difference" if len(problems) == 1 else f"{len(problems)} differences"
+    return StructureMismatchError(
+        f"the target does not fit the step: {count}; nothing was changed\n{listed}{more}",
+        mismatches=tuple(problems),
+        hint=_hint(problems),
+    )
+
+
+def _hint(problems: list[str]) -> str:
+    for prefix, wrapper in (("module.", "DistributedDataParallel"), ("_orig_mod.", "torch.compile")):
+        sides = [{text.split(":")[0] for text in problems if side in text} for side in (": missing ", ": extra ")]
+        stripped = [{path.replace(f".{prefix}", ".", 1) for path in side} for side in sides]
+        if sides[0] and stripped[0] == stripped[1]:
+            return (
+                f"The names differ by {prefix!r} only, which {wrapper} adds: save and restore the module inside the "
+                "wrapper on both sides."
+            )
+    return "Give a target of the saved structure, or choose what to restore with `items=` or `keys=`."
