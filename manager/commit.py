@@ -95,6 +95,8 @@ class Committer(StepReader):
         problem = next((problem for problem in listing.problems if problem.prefix == name), None)
         if problem is not None and _may_be_set_aside(problem):
             return
+        if problem is not None and isinstance(problem.error, StorageError):
+            raise problem.error
         raise StepExistsError(
             "something that is not a step of this safepoint has the name of this step"
             + (f": {problem.error.message}" if problem is not None else ""),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
     from safepoint.manager.commit import CommittedStep, Committer
 
-__all__ = ["attempt_id", "commit_step", "content_of", "prepare_step", "record_for"]
+__all__ = ["attempt_id", "commit_step", "content_of", "prepare_step", "record_for", "save_step"]
 
 DATA = "model/data.bin"
 
@@ -77,10 +77,15 @@ def record_for(
 
 
 def commit_step(committer: Committer, storage: Storage, step: int, attempt: str, **changes: Any) -> CommittedStep:
-    """Commit a step as a manager does, replacing one of its number, and return it as listed."""
+    """Commit a step as `save_step` does, and return it as listed."""
+    save_step(committer, storage, step, attempt, **changes)
+    return next(known for known in committer.list_steps() if known.record.attempt == attempt)
+
+
+def save_step(committer: Committer, storage: Storage, step: int, attempt: str, **changes: Any) -> None:
+    """Commit a step as a manager does, replacing one of its number."""
     replace = next((known for known in committer.list_steps() if known.record.step == step), None)
     sequence = committer.next_sequence()
     manifest = prepare_step(committer, storage, step, attempt)
     written = committer.write_manifest(step, attempt, manifest)
     committer.publish(record_for(step, attempt, sequence, *written, **changes), replace)
-    return next(known for known in committer.list_steps() if known.record.attempt == attempt)
