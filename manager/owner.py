@@ -59,13 +59,13 @@ class Holder:
         process: the owning process; None when the owner file cannot be read.
         since: when it became the owner, as text for people.
         beat_secs: its time between two heartbeats, in seconds.
-        token: unique to one ownership.
+        nonce: unique to one ownership.
     """
 
     process: ProcessIdentity | None = None
     since: str = "an unknown time"
     beat_secs: float = _BEAT_SECS
-    token: str = ""
+    nonce: str = ""
 
     def __str__(self) -> str:
         if self.process is None:
@@ -76,7 +76,7 @@ class Holder:
         """Return the content of the owner file."""
         process = None if self.process is None else self.process.to_json()
         return canonical_json(
-            {"process": process, "since": self.since, "beat_secs": self.beat_secs, "token": self.token}
+            {"process": process, "since": self.since, "beat_secs": self.beat_secs, "nonce": self.nonce}
         )
 
     @classmethod
@@ -88,7 +88,7 @@ class Holder:
                 process=ProcessIdentity.from_json(value["process"]),
                 since=str(value["since"]),
                 beat_secs=min(max(float(value["beat_secs"]), 0.0), _BEAT_SECS),
-                token=str(value["token"]),
+                nonce=str(value["nonce"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls()
@@ -206,7 +206,7 @@ class Owner:
             process=ProcessIdentity.current(),
             since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             beat_secs=self._beat_secs,
-            token=secrets.token_hex(16),
+            nonce=secrets.token_hex(16),
         )
         if seen is None:
             self._storage.put_if_absent(_OWNER_FILE, mine.to_bytes())
@@ -278,7 +278,7 @@ class _Tenure:
 
     def is_mine(self, seen: _Seen | None) -> bool:
         """Say whether this is our owner file. A forked child inherits nothing."""
-        return seen is not None and seen.holder.token == self._holder.token and self._pid == os.getpid()
+        return seen is not None and seen.holder.nonce == self._holder.nonce and self._pid == os.getpid()
 
     def _beat(self) -> None:
         # Through the descriptor: once the file was replaced by a successor's, ours touches nobody's heartbeat.
