@@ -23,7 +23,9 @@ MUTATIONS = st.lists(
     min_size=1,
     max_size=4,
 )
-HOSTILE = JSON_VALUES | st.sampled_from([2**63, -(2**63), 10**4000, -1, 0, True, None, "", "..", [], {}, [[]], 1e308])
+HOSTILE: st.SearchStrategy[Any] = JSON_VALUES | st.sampled_from(
+    [2**63, -(2**63), 10**4000, -1, 0, True, None, "", "..", [], {}, [[]], 1e308]
+)
 
 
 def mutate(data: bytes, mutations: list[tuple[str, int, bytes]]) -> bytes:

@@ -189,7 +189,7 @@ def _leaves(draw: st.DrawFn, path: TreePath, ends: list[int]) -> LeafEntry:
             Region((0,) * len(shape), (cut, *shape[1:])),
             Region((cut, *(0,) * (len(shape) - 1)), (shape[0] - cut, *shape[1:])),
         ]
-    shards = []
+    shards: list[ShardEntry] = []
     for region in regions:
         file = draw(st.integers(0, len(ends) - 1))
         num_bytes = math.prod(region.shape) * ITEM_BYTES[dtype]

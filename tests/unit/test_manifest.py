@@ -37,6 +37,8 @@ from support.manifests import example_manifest, example_record, large_manifest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from safepoint.formats.manifest import PathKey, TreePath
+
 PATH = "runs/gpt/1000/manifest.json"
 
 
@@ -76,14 +78,25 @@ def test_the_bytes_of_a_manifest_do_not_change() -> None:
 
 def test_structure_keeps_the_order_of_the_state() -> None:
     names = ["z", "a", "m", "10", "9"]
-    structure = {(): Node(kind="dict"), **{(name,): Node(kind="value") for name in names}}
+    structure: dict[TreePath, Node] = {(): Node(kind="dict"), **{(name,): Node(kind="value") for name in names}}
     manifest = example_manifest(structure=structure, leaves=())
     assert [path[0] for path in list(Manifest.from_bytes(manifest.to_bytes(), path=PATH).structure)[1:]] == names
 
 
 def test_keys_keep_their_types() -> None:
-    keys = ["1", 1, TaggedKey("bool", "True"), TaggedKey("float", "1.0"), "", -5, 2**100, "a.b", "\ud800", "实验"]
-    structure = {(): Node(kind="dict"), **{(key,): Node(kind="value") for key in keys}}
+    keys: list[PathKey] = [
+        "1",
+        1,
+        TaggedKey("bool", "True"),
+        TaggedKey("float", "1.0"),
+        "",
+        -5,
+        2**100,
+        "a.b",
+        "\ud800",
+        "实验",
+    ]
+    structure: dict[TreePath, Node] = {(): Node(kind="dict"), **{(key,): Node(kind="value") for key in keys}}
     manifest = example_manifest(structure=structure, leaves=())
     read = Manifest.from_bytes(manifest.to_bytes(), path=PATH)
     assert [path[0] for path in list(read.structure)[1:]] == keys
