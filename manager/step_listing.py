@@ -8,6 +8,9 @@ Names, all directories directly in the root:
     .trash-<attempt>        hidden, being deleted (`-<n>` is added should the name be taken)
     .safepoint/             owner, pins
 
+`<step>.damaged-<attempt>` is what was found unreadable under the name of a step that was saved again: kept for people
+to look at, and foreign from then on.
+
 Everything else belongs to others and is neither listed nor touched. That includes numbers in another spelling than
 ours (`007`, `+5`), files, symbolic links, and a directory with a number for a name but no commit record in it.
 """
