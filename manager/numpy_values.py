@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_dtype_text", "decode_numpy", "encode_numpy"]
 
-_DTYPE = re.compile(r"[<>|=][biufcSUVmM]\d{1,9}(\[\d{0,9}[a-zA-Zμ]{1,7}\])?")
+_DTYPE = re.compile(r"[qQ]|[<>|=][biufcSUVmM]\d{1,9}(\[\d{0,9}[a-zA-Zμ]{1,7}\])?")
 
 
 def encode_numpy(value: np.generic) -> JSON:
@@ -28,21 +28,23 @@ def encode_numpy(value: np.generic) -> JSON:
         UnsupportedValueError: it holds objects or named fields, or its dtype is not numpy's own.
     """
     if isinstance(value, np.str_):  # an array element loses trailing zeros, so these two do not go through one
-        return {"numpy.str": str(value).encode("utf-8", "surrogatepass").hex()}
+        return {"numpy.str": str.encode(value, "utf-8", "surrogatepass").hex()}
     if isinstance(value, np.bytes_):
         return {"numpy.bytes": base64.b64encode(bytes(value)).decode()}
     dtype = value.dtype
-    if dtype.names is not None or dtype.hasobject or not _is_numpys_own(dtype, value):
+    # C's long long has a type of its own, which only its letter tells from that of the same width.
+    text = dtype.char if dtype.char in "qQ" else dtype.str
+    if dtype.names is not None or dtype.hasobject or not _is_numpys_own(text, value):
         raise UnsupportedValueError(
             f"a numpy scalar of dtype {dtype} cannot be kept exactly",
             hint="Keep it as an array or a tensor, its fields one by one, or as a plain number.",
         )
-    return {"numpy": [dtype.str, base64.b64encode(value.tobytes()).decode()]}
+    return {"numpy": [text, base64.b64encode(value.tobytes()).decode()]}
 
 
-def _is_numpys_own(dtype: np.dtype[Any], value: np.generic) -> bool:
+def _is_numpys_own(text: str, value: np.generic) -> bool:
     # Extension dtypes (bfloat16 of ml_dtypes) call themselves void or float; made again from their text they differ.
-    return _DTYPE.fullmatch(dtype.str) is not None and np.dtype(dtype.str).type is type(value)
+    return _DTYPE.fullmatch(text) is not None and np.dtype(text).type is type(value)
 
 
 def check_dtype_text(text: object) -> np.dtype[Any]:

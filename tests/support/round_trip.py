@@ -1,4 +1,4 @@
-"""A step in memory: what a save keeps of a state, through the bytes of table and structure, without files or processes."""
+"""A step in memory: what a save keeps of a state, through the bytes of its table, without files or processes."""
 
 from __future__ import annotations
 
