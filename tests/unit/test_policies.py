@@ -121,24 +121,29 @@ def test_last_best_and_pinned_survive_a_worsening_run() -> None:
     ("on_exists", "run", "restored", "answer"),
     [
         ("auto", "ours", None, "skip"),
-        ("auto", "ours", 3, "skip"),
+        ("auto", "ours", (50, 3), "skip"),
         ("auto", "theirs", None, "error"),
-        ("auto", "theirs", 5, "error"),  # the very step that we were restored from
-        ("auto", "theirs", 9, "error"),  # older than what we were restored from
-        ("auto", "theirs", 4, "replace"),  # committed after it: an abandoned branch
-        ("error", "ours", 3, "error"),
-        ("skip", "theirs", 3, "skip"),
+        ("auto", "theirs", (100, 5), "error"),  # the very step that we were restored from
+        ("auto", "theirs", (200, 9), "error"),  # before it, by number and by commit
+        ("auto", "theirs", (90, 4), "replace"),  # committed after it: a branch that our restore left
+        ("auto", "theirs", (150, 4), "replace"),  # so is this, though its number is lower
+        ("auto", "theirs", (51, 8), "replace"),  # left by an earlier restore, and we were restored from the new branch
+        ("error", "ours", (50, 3), "error"),
+        ("skip", "theirs", (50, 3), "skip"),
         ("replace", "theirs", None, "replace"),
     ],
 )
-def test_what_happens_to_a_step_that_is_there(on_exists: str, run: str, restored: int | None, answer: str) -> None:
+def test_what_happens_to_a_step_that_is_there(
+    on_exists: str, run: str, restored: tuple[int, int] | None, answer: str
+) -> None:
     existing = StepInfo(100, 5, "a" * 16, run=run)
-    assert decide_existing(on_exists, existing, run="ours", restored_sequence=restored) == answer  # type: ignore[arg-type]
+    source = None if restored is None else StepInfo(*restored, "b" * 16)
+    assert decide_existing(on_exists, existing, run="ours", restored=source) == answer  # type: ignore[arg-type]
 
 
 def test_an_unknown_on_exists_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="on_exists"):
-        decide_existing("overwrite", StepInfo(1, 1, "a"), run="r", restored_sequence=None)  # type: ignore[arg-type]
+        decide_existing("overwrite", StepInfo(1, 1, "a"), run="r", restored=None)  # type: ignore[arg-type]
 
 
 def test_multiples_are_due_and_force_saves_the_rest() -> None:
