@@ -48,11 +48,11 @@ class BufferPool:
         """Lend a buffer of at least this size, whole pages; None when the capacity is lent out."""
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            for index, buffer in enumerate(self._kept):
-                if len(buffer) == size:
+            for index in reversed(range(len(self._kept))):  # the last one used may still be in the cache
+                if len(self._kept[index]) == size:
                     return self._kept.pop(index)
             while self._kept and self.held_bytes + size > self._capacity_bytes:
-                self.held_bytes -= len(self._kept.pop())
+                self.held_bytes -= len(self._kept.pop(0))
             if self.held_bytes + size > self._capacity_bytes:
                 return None
             self.held_bytes += size

@@ -102,9 +102,15 @@ class LocalBlockFile(BlockFile):
         os.close(self._directory)
 
     def _errors(self) -> AbstractContextManager[None]:
-        return raised_as_storage_error(
-            "write", self.path, needed_bytes=self._num_bytes, free_bytes=lambda: _free_bytes(self._directory)
-        )
+        return raised_as_storage_error("write", self.path, needed_bytes=self._num_bytes, free_bytes=self._free_bytes)
+
+    def _free_bytes(self) -> int | None:
+        """What there would be for this file, did it not hold some already."""
+        try:
+            system, own = os.fstatvfs(self._descriptor), os.fstat(self._descriptor)
+        except OSError:
+            return None
+        return system.f_bavail * system.f_frsize + own.st_blocks * 512
 
     def _set_direct(self, *, on: bool) -> bool:
         if not _DIRECT_FLAG:
@@ -146,11 +152,3 @@ class LocalFileReader(FileReader):
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _free_bytes(descriptor: int) -> int | None:
-    try:
-        found = os.fstatvfs(descriptor)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize

@@ -321,12 +321,12 @@ class StorageContract:
         data = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12_345, dtype=np.uint8)
         with storage.open_writer("f", num_bytes=data.nbytes) as writer:
             writer.append(b"")
-            writer.append(data[:1])
-            writer.append(data[1:100_001].view(np.uint16))
-            writer.append(data[100_001:].reshape(1, -1))
+            writer.append(data[:1].data)
+            writer.append(data[1:100_001].view(np.uint16).data)
+            writer.append(data[100_001:].reshape(1, -1).data)
             written = writer.finish()
         starts = range(0, data.nbytes, BLOCK_BYTES)
-        assert written.digests == tuple(digest(data[start : start + BLOCK_BYTES]) for start in starts)
+        assert written.digests == tuple(digest(data[start : start + BLOCK_BYTES].data) for start in starts)
         assert storage.get("f", max_bytes=data.nbytes) == data.tobytes()
 
     def test_what_was_appended_may_be_changed_afterwards(self, storage: Storage) -> None:
@@ -334,7 +334,7 @@ class StorageContract:
         with storage.open_writer("f", num_bytes=8 << 20, block_bytes=1 << 18) as writer:
             for number in range(8):
                 scratch[:] = number
-                writer.append(scratch)
+                writer.append(scratch.data)
                 scratch[:] = 255
             writer.finish()
         read = np.frombuffer(storage.get("f", max_bytes=8 << 20), dtype=np.uint8)
@@ -391,7 +391,7 @@ class StorageContract:
 
     def test_a_writer_takes_contiguous_memory_only(self, storage: Storage) -> None:
         with storage.open_writer("f", num_bytes=4) as writer, pytest.raises(InvalidArgumentError):
-            writer.append(np.zeros(8, dtype=np.uint8)[::2])
+            writer.append(np.zeros(8, dtype=np.uint8)[::2].data)
 
     def test_a_file_follows_its_directory_when_that_is_renamed_meanwhile(self, storage: Storage) -> None:
         storage.make_dir("attempt")
