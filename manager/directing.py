@@ -14,7 +14,7 @@ from safepoint.formats.registry import get_format
 from safepoint.manager.errors import DisagreementError, StepExistsError
 from safepoint.manager.merging import merge_tables
 from safepoint.manager.planner import SavePlan, WriteAssignment, choose_mode, plan_save
-from safepoint.manager.policies import OnExists, decide_existing
+from safepoint.manager.policies import OnExists, StepInfo, decide_existing
 from safepoint.manager.state import LeafTable
 from safepoint.manager.wire import assignments_from_json, assignments_to_json
 from safepoint.manager.writing import plan_files
@@ -89,7 +89,7 @@ class Direction:
 class Lineage:
     """What decides whether a committed step is this run's own, or one of an abandoned branch."""
 
-    restored_sequence: int | None
+    restored: StepInfo | None
     committed: frozenset[str]
     """Attempts that this run committed since it was last restored."""
 
@@ -97,7 +97,7 @@ class Lineage:
         """Return what a save does about this step."""
         ours = existing.record.attempt in self.committed
         return decide_existing(
-            on_exists, existing.info, run=existing.record.run if ours else "", restored_sequence=self.restored_sequence
+            on_exists, existing.info, run=existing.record.run if ours else "", restored=self.restored
         )
 
 

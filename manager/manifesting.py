@@ -1,10 +1,11 @@
-"""From what the processes wrote to the manifest of the step, and the checks that come before a commit. Writes nothing."""
+"""From what the processes wrote to the manifest of the step, and the checks before a commit. Writes nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath
+from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath, display_path
+from safepoint.formats.region import check_tiling
 from safepoint.manager.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def assemble_manifest(
         LeafEntry(path=path, dtype=specs[path].dtype, shape=specs[path].shape, shards=tuple(held))
         for path, held in shards.items()
     )
-    manifest = Manifest(
+    if process_count is None:
+        for leaf in leaves:
+            check_tiling(leaf.shape, (shard.region for shard in leaf.shards), leaf=display_path(leaf.path))
+    return Manifest(
         structure=structure,
         leaves=leaves,
         files=tuple(files),
@@ -66,8 +70,6 @@ def assemble_manifest(
         attempt=direction.attempt,
         partial=process_count is not None,
     )
-    manifest.check()
-    return manifest
 
 
 def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> None:

@@ -44,9 +44,9 @@ class ManagerOptions:
             raise InvalidArgumentError(
                 f"keep must be a policy, got {self.keep!r}", hint="For example keep=KeepLast(3) | KeepEvery(10_000)."
             )
-        if type(self.save_every) is not int or self.save_every < 1:
+        if not _is_int(self.save_every) or self.save_every < 1:
             raise InvalidArgumentError(f"save_every must be an int of at least 1, got {self.save_every!r}")
-        secs = self.deadline_secs
+        secs: object = self.deadline_secs
         if not isinstance(secs, int | float) or isinstance(secs, bool) or not math.isfinite(secs) or secs <= 0:
             raise InvalidArgumentError(f"deadline_secs must be a positive, finite number of seconds, got {secs!r}")
         check_choice("mode", self.mode, get_args(RequestedMode))
@@ -66,7 +66,7 @@ class ManagerOptions:
 
 def make_options(root: str | os.PathLike[str], *, keep: Policy | None, **choices: Any) -> ManagerOptions:
     """Return checked options; `keep=None` keeps every step."""
-    text = os.fspath(root)
+    text: object = os.fspath(root)
     if not isinstance(text, str) or not text:
         raise InvalidArgumentError(f"root must be a non-empty path, got {root!r}")
     if "://" in text:
@@ -75,6 +75,10 @@ def make_options(root: str | os.PathLike[str], *, keep: Policy | None, **choices
             hint="Mount the bucket, or give a local or network path.",
         )
     return ManagerOptions(root=os.path.abspath(text), keep=KeepAll() if keep is None else keep, **choices)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

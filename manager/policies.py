@@ -197,19 +197,19 @@ def steps_to_delete(steps: Sequence[StepInfo], policy: Policy, *, protected: Col
 
 
 def decide_existing(
-    on_exists: OnExists, existing: StepInfo, *, run: str, restored_sequence: int | None
+    on_exists: OnExists, existing: StepInfo, *, run: str, restored: StepInfo | None
 ) -> Literal["skip", "replace", "error"]:
     """Decide what a save does about a step that is committed already.
 
-    With "auto": a step that this run committed is skipped (the final save of a loop often repeats its last one); one
-    committed after the step that this run was restored from, by another run, belongs to an abandoned branch and is
-    replaced; any other is an error.
+    With "auto": a step that this run committed is skipped (the final save of a loop often repeats its last one). One
+    that lies after the step that this run was restored from, in number or in the order of commits, belongs to a branch
+    that was left by that restore, and is replaced. Any other is an error.
 
     Args:
         on_exists: the user's choice.
         existing: the committed step.
         run: id of this run.
-        restored_sequence: sequence of the step that this run was restored from, None when it started anew.
+        restored: the step that this run was restored from, None when it started anew.
     """
     if on_exists not in get_args(OnExists):
         raise InvalidArgumentError(
@@ -219,7 +219,7 @@ def decide_existing(
         return on_exists
     if existing.run == run:
         return "skip"
-    if restored_sequence is not None and existing.sequence > restored_sequence:
+    if restored is not None and (existing.step > restored.step or existing.sequence > restored.sequence):
         return "replace"
     return "error"
 

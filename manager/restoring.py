@@ -29,13 +29,15 @@ from safepoint.manager.errors import (
 )
 from safepoint.manager.fetching import Fetch, fetch_leaves, plan_fetches
 from safepoint.manager.options import check_step
+from safepoint.manager.policies import StepInfo
 from safepoint.manager.targets import RestoreTarget, match
-from safepoint.manager.unflatten import unflatten
+from safepoint.manager.unflatten import array_paths, select_structure, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from safepoint.formats.manifest import Manifest
+    from safepoint.formats.manifest import Manifest, Node, TreePath
+    from safepoint.manager.adapters import ArrayLeaf
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.session import Session
 
@@ -153,7 +155,14 @@ class RestoreOperation:
         session.committer.check_files(found, prepared.manifest)
         coordinator = session.coordinator
         if self.into is None:
-            prepared.host = _host_leaves(prepared.manifest, self.items, self.keys)
+            prepared.structure = select_structure(
+                prepared.manifest.structure,
+                items=self.items,
+                keys=self.keys,
+                process_index=coordinator.process_index,
+                process_count=coordinator.process_count,
+            )
+            prepared.host = _host_leaves(prepared.manifest, prepared.structure)
             wanted = {path: wrap_array(tensor, path) for path, tensor in prepared.host.items()}
             prepared.leaves = {path: leaf for path, leaf in wanted.items() if leaf is not None}
         else:
@@ -234,7 +243,7 @@ class RestoreOperation:
                 prepared.target.apply()
             else:
                 state = unflatten(
-                    prepared.required_manifest.structure,
+                    prepared.structure,
                     prepared.host,
                     process_index=session.coordinator.process_index,
                     process_count=session.coordinator.process_count,
@@ -242,7 +251,7 @@ class RestoreOperation:
             return b""
 
         run_together(session.coordinator, "restore-done", session.options.deadline_secs, apply)
-        session.remember_restore(chosen.attempt, chosen.sequence)
+        session.remember_restore(StepInfo(step=chosen.step, sequence=chosen.sequence, attempt=chosen.attempt))
         return RestoreResult(
             step=chosen.step,
             metrics=chosen.metrics,
@@ -260,8 +269,9 @@ class _Prepared:
     prefix: str = ""
     manifest: Manifest | None = None
     target: RestoreTarget | None = None
-    host: dict[Any, torch.Tensor] = field(default_factory=dict)
-    leaves: dict[Any, Any] = field(default_factory=dict)
+    structure: Mapping[TreePath, Node] = field(default_factory=dict)
+    host: dict[TreePath, torch.Tensor] = field(default_factory=dict)
+    leaves: dict[TreePath, ArrayLeaf] = field(default_factory=dict)
     fetches: list[Fetch] = field(default_factory=list)
     num_bytes: int = 0
 
@@ -272,12 +282,11 @@ class _Prepared:
         return self.manifest
 
 
-def _host_leaves(
-    manifest: Manifest, items: Collection[str] | None, keys: Collection[str] | None
-) -> dict[Any, torch.Tensor]:
-    """Return fresh host tensors for the selected leaves."""
+def _host_leaves(manifest: Manifest, structure: Mapping[TreePath, Node]) -> dict[TreePath, torch.Tensor]:
+    """Return fresh host tensors for the leaves of (a part of) the structure."""
+    wanted = array_paths(structure)
     return {
         entry.path: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype))
         for entry in manifest.leaves
-        if is_selected(entry.path, items, keys)
+        if entry.path in wanted
     }

@@ -188,6 +188,7 @@ class SaveOperation:
             self._stage()
         except Exception as error:  # noqa: BLE001 - raised again by `complete`, on every process
             self._stage_error = error
+            self._close_transport()
         self.timings["stage_secs"] = time.monotonic() - started
 
     def _stage(self) -> None:
@@ -235,6 +236,7 @@ class SaveOperation:
             )
 
     def _close_transport(self) -> None:
+        """Hang up after a failure here, so that whoever waits for a transfer learns at once that none will come."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -255,8 +257,6 @@ class SaveOperation:
         except BaseException as error:
             self._fail(error)
             raise
-        finally:
-            self._close_transport()
         self.session.remember_commit(self.direction.attempt)
 
     def _write(self, coordinator: Coordinator) -> None:
@@ -267,7 +267,8 @@ class SaveOperation:
             if self._stage_error is not None:
                 raise self._stage_error
             try:
-                self._send()
+                if self.blocking:
+                    self._send()
                 report = write_files(
                     session.storage,
                     self._prefix,
@@ -277,7 +278,7 @@ class SaveOperation:
                     attempt=self.direction.attempt,
                 )
             except BaseException:
-                self._close_transport()  # whoever waits for a transfer learns at once that none will come
+                self._close_transport()
                 raise
             self._report = report
             self.timings["write_secs"] = time.monotonic() - started
@@ -350,11 +351,8 @@ class SaveOperation:
         )
         session.committer.publish(record, self._replaced())
         self._published = True
-        protected = {self.direction.attempt}
-        if session.restored_attempt is not None and not session.committed:
-            # The commit just made is this run's first: the step it came from may go with the next one.
-            protected.add(session.restored_attempt)
-        self.retention.apply(protected=protected)
+        # The step that this run was restored from may go now: it stayed until this, the first commit after it.
+        self.retention.apply(protected={self.direction.attempt})
 
     def _replaced(self) -> CommittedStep | None:
         if self.session.options.root_scope == "shared":

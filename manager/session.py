@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from safepoint.manager.options import ManagerOptions
+    from safepoint.manager.policies import StepInfo
 
 __all__ = ["Session", "open_session"]
 
@@ -40,8 +41,8 @@ class Session:
     committer: Committer
     owner: Owner
     run: str
-    restored_attempt: str | None = None
-    restored_sequence: int | None = None
+    restored: StepInfo | None = None
+    """The step that this run was last restored from."""
     committed: set[str] = field(default_factory=set)
     """Attempts that this run committed since it was last restored."""
     parent: str | None = None
@@ -55,18 +56,18 @@ class Session:
     @property
     def lineage(self) -> Lineage:
         """What decides whether a committed step is this run's own."""
-        return Lineage(restored_sequence=self.restored_sequence, committed=frozenset(self.committed))
+        return Lineage(restored=self.restored, committed=frozenset(self.committed))
 
     def remember_commit(self, attempt: str) -> None:
         """Note a step that this run committed."""
         self.committed.add(attempt)
         self.parent = attempt
 
-    def remember_restore(self, attempt: str, sequence: int) -> None:
+    def remember_restore(self, restored: StepInfo) -> None:
         """Note the step that this run goes on from: what it committed before is another branch now."""
         self.committed.clear()
-        self.restored_attempt = self.parent = attempt
-        self.restored_sequence = sequence
+        self.restored = restored
+        self.parent = restored.attempt
 
     def settle(self, step: int, attempt: str) -> Outcome:
         """Take back an attempt whose save failed here; return what became of the step.

@@ -208,4 +208,4 @@ def raw_view(data: torch.Tensor) -> torch.Tensor:
 
 def byte_view(data: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous host tensor."""
-    return memoryview(flat_bytes(data).numpy())
+    return flat_bytes(data).numpy().data
