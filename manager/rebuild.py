@@ -80,11 +80,9 @@ class Rebuilder:
         data = saved.node.data
         name = enum_of(data)
         try:
-            if name is None:
+            if name is None or self._report is None:
                 return decode_value(data)
-            if self._report is None:
-                return decode_value(data)
-            return decode_value(data, like=None if like is ABSENT else like if like is not None else object())
+            return decode_value(data, like=object() if like is None else like)
         except LookupError as error:
             self._told(saved, f"the step has a member of {name}; {error}")
             return None
