@@ -43,9 +43,9 @@ def list_command(
 @app.command("demo")
 def demo_command(
     *,
-    processes: Annotated[int, typer.Option(min=1, max=8, help="Train on so many, sharded by FSDP2.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=4, help="Train on so many, sharded by FSDP2.")] = 1,
     restore_processes: Annotated[
-        int | None, typer.Option(min=1, max=8, help="Go on with so many after the kill; by default as many as before.")
+        int | None, typer.Option(min=1, max=4, help="Go on with so many after the kill; by default as many as before.")
     ] = None,
     steps: Annotated[int, typer.Option(min=4, help="How long to train.")] = 40,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between two saves.")] = 8,

@@ -44,7 +44,8 @@ class Demo:
     """One demonstration.
 
     Attributes:
-        folder: an empty directory for it; the checkpoints go to `run` in it.
+        folder: an empty directory for it. The run that is killed and resumed saves to `run` in it, the one that is
+            left alone to `alone`.
         process_count: how many processes train.
         restore_process_count: how many go on after the kill.
         steps: how long to train.
@@ -61,7 +62,7 @@ class Demo:
 
     @property
     def root(self) -> Path:
-        """The directory with the checkpoints."""
+        """The directory with the checkpoints of the killed run."""
         return self.folder / "run"
 
     @property
@@ -78,12 +79,12 @@ class Demo:
         say = self.console.print
         if self.process_count == 1 and self._device == "cpu":
             say("torch_xla is not installed: the demonstration runs on plain torch, on the CPU.")
-        reference = self._train("uninterrupted", saves=False, process_count=self.process_count)
+        reference = self._train("uninterrupted", "alone", process_count=self.process_count)
         say(f"trained on {reference.description}")
-        killed = self._train("killed", process_count=self.process_count, kill_in_step=self.kill_in_step)
+        killed = self._train("killed", "run", process_count=self.process_count, kill_in_step=self.kill_in_step)
         before = list_root(self.root)
         say(root_table(before, f"{self.root} after SIGKILL in the middle of saving step {self.kill_in_step}"))
-        resumed = self._train("resumed", process_count=self.restore_process_count)
+        resumed = self._train("resumed", "run", process_count=self.restore_process_count)
         after = list_root(self.root)
         say(root_table(after, f"{self.root} at the end"))
         gone = sorted({row.name for row in before} - {row.name for row in after})
@@ -100,9 +101,9 @@ class Demo:
     def _device(self) -> DeviceKind:
         return "xla" if self.process_count == 1 and importlib.util.find_spec("torch_xla") else "cpu"
 
-    def _train(self, title: str, *, process_count: int, saves: bool = True, kill_in_step: int | None = None) -> Run:
+    def _train(self, title: str, root: str, *, process_count: int, kill_in_step: int | None = None) -> Run:
         plan = Plan(
-            root=str(self.root) if saves else None,
+            root=str(self.folder / root),
             device=self._device,
             process_count=process_count,
             steps=self.steps,

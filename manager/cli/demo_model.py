@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Transformer", "draw_batch"]
 
 VOCABULARY, CONTEXT = 64, 32
-WIDTH, HEADS, DEPTH = 256, 4, 4
+WIDTH, HEADS, DEPTH = 384, 6, 2
 DROPOUT = 0.1
 
 

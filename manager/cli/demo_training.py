@@ -60,10 +60,11 @@ def train_with_checkpoints(plan: Plan, root: str, run: Training, tell: Callable[
     state = run.state
     with CheckpointManager(root, keep=KeepLast(2), save_every=plan.save_every, deadline_secs=60) as manager:
         start = manager.restore_latest(state)
-        first = 1 if start is None else start.step + 1
-        tell(Event(kind="started", step=first - 1 or None, text=run.description))
-        tell(Event(kind="digest", step=first - 1, text=run.digest()))
-        for step in range(first, plan.steps + 1):
+        restored = None if start is None else start.step
+        tell(Event(kind="started", step=restored, text=run.description))
+        if restored is not None:
+            tell(Event(kind="digest", step=restored, text=run.digest()))
+        for step in range((restored or 0) + 1, plan.steps + 1):
             loss = run.train(step)
             tell(Event(kind="trained", step=step, loss=loss))
             result = manager.save(step, state, metrics={"loss": loss})
@@ -99,11 +100,13 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._scheduler.step()
+        if self._plan.device == "xla":
+            run_recorded_step()
         loss = loss.detach()
         if self._plan.process_count > 1:
             dist.all_reduce(loss)
             loss = loss / self._plan.process_count
-        return float(loss)  # on XLA this runs what was recorded
+        return float(loss)
 
     def digest(self) -> str:
         """Return a digest over every bit of model and optimizer, the same for any number of processes.
@@ -114,7 +117,7 @@ class Training:
         optimizer = {str(key): value for key, value in self._optimizer.state_dict()["state"].items()}
         for name, value in (*sorted(self._model.state_dict().items()), *sorted(flat(optimizer))):
             whole = value.full_tensor() if isinstance(value, DTensor) else value
-            digest.update(name)
+            digest.update(name.encode())
             digest.update(whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
@@ -143,6 +146,13 @@ def open_device(plan: Plan) -> tuple[torch.device, str]:
 
     torch_xla.manual_seed(SEED)
     return torch_xla.device(), f"torch_xla {torch_xla.__version__} on its CPU device"
+
+
+def run_recorded_step() -> None:
+    """Let XLA run what it has recorded of the step; it compiles the first two, and the rest run as the second did."""
+    import torch_xla  # noqa: PLC0415  # only where it is installed and asked for
+
+    torch_xla.sync()
 
 
 @contextmanager

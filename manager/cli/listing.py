@@ -64,20 +64,21 @@ def list_root(root: Path) -> list[Row]:
 def root_table(rows: Sequence[Row], title: str) -> Table:
     """Return a table of rows; the newest committed step is marked."""
     table = Table(title=title, title_justify="left")
-    for heading in ("directory", "what it is", "mode", "metrics"):
+    for heading in ("directory", "what it is", "metrics"):
         table.add_column(heading)
-    for heading in ("processes", "size"):
-        table.add_column(heading, justify="right")
+    table.add_column("size", justify="right")
     committed = [row for row in rows if row.committed is not None]
     for row in rows:
         size = decimal(row.num_bytes)
         if row.committed is None:
-            table.add_row(row.name, row.kind, "", "", "", size, style="yellow")
+            table.add_row(row.name, row.kind, "", size, style="yellow")
             continue
         record = row.committed.record
-        kind = f"{row.kind}, latest" if row is committed[-1] else row.kind
+        processes = "1 process" if record.process_count == 1 else f"{record.process_count} processes"
+        latest = ", latest" if row is committed[-1] else ""
+        kind = f"{row.kind}, {record.mode} by {processes}{latest}"
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(record.metrics.items()))
-        table.add_row(row.name, kind, record.mode, metrics, str(record.process_count), size)
+        table.add_row(row.name, kind, metrics, size)
     return table
 
 
