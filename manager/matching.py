@@ -24,7 +24,6 @@ from safepoint.manager.nodes import SEQUENCES, container_node, node_data
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.rebuild import ABSENT, Rebuilder, keys_of, replace_fields
 from safepoint.manager.statefuls import Form, load_state, stateful_form
-from safepoint.manager.tree_keys import decode_key
 from safepoint.manager.values import enum_of, is_plain_type, type_name
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ class Matcher:
             if key in names:
                 made.append((names[key], self._visit_child(child, live[names[key]], is_table=is_table)))
             elif is_table and whole:
-                made.append((decode_key(key), _constant(self.rebuild(child))))
+                made.append((self.rebuilder().new_key(child, live), _constant(self.rebuild(child))))
             else:
                 self.note_extra(child)
         return _dict_maker(live, made, drop=is_table and whole, reorder=whole and type(live) is not _user_type(live))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from safepoint.formats.errors import CorruptDataError
-from safepoint.formats.manifest import PathKey, TreePath, display_path
+from safepoint.formats.manifest import PathKey, TaggedKey, TreePath, display_path
 from safepoint.manager.nodes import FACTORIES, MAPPINGS, SEQUENCES, alias_path, is_namedtuple, node_data
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.saved_tree import Saved
@@ -99,11 +100,26 @@ class Rebuilder:
         live_keys = keys_of(like)
         pairs: dict[Any, Any] = {}
         for key, child in saved.children.items():
-            name = live_keys[key] if key in live_keys else decode_key(key)
+            name = live_keys[key] if key in live_keys else self.new_key(child, live_keys.values())
             if name in pairs:
-                name = key  # two members of an Enum may share a plain value; nothing is lost
+                name = key  # a member of an Enum beside a text that looks like it; nothing is lost
             pairs[name] = self.build(child, like[name] if key in live_keys else ABSENT)
         return list(pairs.items())
+
+    def new_key(self, saved: Saved, live_keys: Iterable[Any]) -> Any:
+        """Return the key of a saved entry that the counterpart lacks; other members of an Enum tell their class."""
+        key = saved.path[-1]
+        if self._report is None or not isinstance(key, TaggedKey) or key.kind != "enum":
+            return decode_key(key)
+        text = str(decode_key(key))
+        for like in live_keys:
+            if isinstance(like, enum.Enum) and text.startswith(f"{type(like).__name__}."):
+                try:
+                    return decode_key(key, like=like)
+                except LookupError:
+                    continue
+        self._told(saved, "its key is a member of an Enum, and the target has no key of that class to tell which")
+        return key
 
     def _dict(self, saved: Saved, like: Any) -> Any:
         data = node_data(saved.node)

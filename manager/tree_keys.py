@@ -54,8 +54,8 @@ def _tagged(data: JSON) -> TaggedKey:
 def decode_key(key: PathKey, *, like: enum.Enum | None = None) -> object:
     """Return the key of a mapping that a step of a path stands for.
 
-    A member of an Enum comes as its underlying value, or by its name where that is not plain: its class is not known
-    here. Where the target has the key, take the target's.
+    A member of an Enum comes as the text "Color.RED", since its class is not known here: its value might be another
+    key of the same mapping. Where the target has the key, take the target's.
 
     Raises:
         CorruptDataError: it stands for no key.
@@ -63,6 +63,8 @@ def decode_key(key: PathKey, *, like: enum.Enum | None = None) -> object:
     if not isinstance(key, TaggedKey):
         return key
     payload = parse_json(key.text.encode("utf-8", "surrogatepass"), what="a key", path="manifest.json")
+    if key.kind == "enum" and like is None:
+        return _enum_text(payload)
     natural = key.kind in _BY_NATURE.values() and not isinstance(payload, str)  # a NaN's bits are text
     value = decode_value(payload if natural else {key.kind: payload}, like=like)
     try:
@@ -70,6 +72,13 @@ def decode_key(key: PathKey, *, like: enum.Enum | None = None) -> object:
     except TypeError as error:
         raise CorruptDataError(f"{key} stands for a key that cannot be hashed") from error
     return value
+
+
+def _enum_text(payload: JSON) -> str:
+    if not isinstance(payload, list) or len(payload) < 2 or not all(isinstance(part, str) for part in payload[:2]):  # noqa: PLR2004
+        raise CorruptDataError(f"{payload!r} is no member of an Enum")
+    cls, name = payload[:2]
+    return f"{cls.rpartition('.')[2]}.{name}"
 
 
 def key_to_json(key: PathKey) -> JSON:

@@ -115,7 +115,7 @@ def _encode(value: Any, depth: int) -> JSON:
     if isinstance(value, np.generic):
         return encode_numpy(value)
     if isinstance(value, pathlib.PurePath) and type(value) in _PATH_TYPES.values():
-        return {"path": [_path_name(value), _encode_str(str(value))]}
+        return {"path": [type(value).__name__, _encode_str(str(value))]}
     raise UnsupportedValueError(f"a value of type {type_name(type(value))} cannot be kept exactly")
 
 
@@ -233,10 +233,6 @@ _PATH_TYPES: dict[str, type[pathlib.PurePath]] = {
     "PosixPath": pathlib.PosixPath,
     "WindowsPath": pathlib.WindowsPath,
 }
-
-
-def _path_name(value: pathlib.PurePath) -> str:
-    return next(name for name, kind in _PATH_TYPES.items() if type(value) is kind)
 
 
 # ---------------------------------------------------------------------------------------------------------- decoding
@@ -399,7 +395,5 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "tuple": lambda payload: tuple(_decode(item) for item in payload),
     "slice": _decode_slice,
     "path": _path,
-    **dict.fromkeys(("numpy.str", "numpy.bytes", "numpy"), None),  # type: ignore[dict-item]  # filled in below
+    **{tag: functools.partial(decode_numpy, tag) for tag in ("numpy", "numpy.str", "numpy.bytes")},
 }
-for _tag in ("numpy.str", "numpy.bytes", "numpy"):
-    _DECODERS[_tag] = functools.partial(decode_numpy, _tag)

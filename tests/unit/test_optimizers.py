@@ -268,10 +268,9 @@ def test_the_learning_rates_go_on(make: Callable[[torch.optim.Optimizer], Any], 
         return model, optimizer, make(optimizer)
 
     def rates(model: Any, optimizer: Any, scheduler: Any) -> list[Any]:
-        found = []
-        for n in range(3, 9):
-            found.append((optimizer.param_groups[0]["lr"], train(model, optimizer, range(n, n + 1), scheduler)))
-        return found
+        return [
+            (optimizer.param_groups[0]["lr"], train(model, optimizer, range(n, n + 1), scheduler)) for n in range(3, 9)
+        ]
 
     source, live = parts(0), parts(1)
     train(*source[:2], range(3), source[2])

@@ -16,7 +16,7 @@ from support.round_trip import save_step
 
 def draws() -> list[Any]:
     return [
-        random.random(),
+        random.random(),  # noqa: S311
         random.gauss(0, 1),
         np.random.rand(),  # noqa: NPY002  # the global generator
         np.random.standard_normal(),  # noqa: NPY002
@@ -71,7 +71,7 @@ def test_a_generator_goes_on(name: str) -> None:
 
 def test_a_generator_of_another_kind_is_a_mismatch() -> None:
     step = save_step({"g": np.random.default_rng()})
-    for other in (torch.Generator(), random.Random(), np.random.Generator(np.random.Philox())):
+    for other in (torch.Generator(), random.Random(), np.random.Generator(np.random.Philox())):  # noqa: S311
         with pytest.raises(StructureMismatchError):
             step.restore({"g": other})
 

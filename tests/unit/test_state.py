@@ -248,7 +248,7 @@ def test_without_a_target_standard_containers_come_back_and_classes_as_mappings(
     assert back["config"] == {"lr": 0.1, "names": ["a"]}
     assert back["color"] == 1
     assert back["box"] == [1]
-    assert back["keyed"] == {1: 1}
+    assert back["keyed"] == {"Color.RED": 1}
     assert isinstance(back["array"], np.ndarray)
     assert back["array"].tolist() == [0, 1, 2]
     assert torch.equal(back["tensor"], state["tensor"])  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def mismatches(state: dict[str, Any], into: dict[str, Any], **options: Any) -> l
     return list(caught.value.mismatches)
 
 
-# -- exact, and in place ---------------------------------------------------------------------------------------------------
+# -- exact, and in place -----------------------------------------------------------------------------------------------
 
 
 def test_tensors_are_filled_in_the_memory_that_they_have() -> None:
@@ -134,6 +134,13 @@ def test_plain_lists_and_tables_come_back_with_their_saved_length() -> None:
     assert grown == state
 
 
+def test_new_keys_of_a_table_that_are_members_of_an_enum_need_one_to_tell_the_class() -> None:
+    live: dict[str, Any] = {"seen": {Color.BLUE: 0}}
+    save_step({"seen": {Color.RED: 1, Color.BLUE: 2}}).restore(live)
+    assert live == {"seen": {Color.RED: 1, Color.BLUE: 2}}
+    assert "member of an Enum" in mismatches({"seen": {Color.RED: 1}}, {"seen": {}})[0]
+
+
 def test_tuples_and_frozen_classes_are_rebuilt_around_tensors_that_stay() -> None:
     tensor = torch.zeros(1)
     live = {"t": (1, tensor), "p": Point(tensor[:], 1), "f": Frozen(1, torch.zeros(1))}
@@ -161,7 +168,7 @@ def test_a_read_only_array_is_replaced() -> None:
     assert live["b"][0].tolist() == [2, 2]
 
 
-# -- aliases ---------------------------------------------------------------------------------------------------------------
+# -- aliases -----------------------------------------------------------------------------------------------------------
 
 
 def tied_model(*, tied: bool = True) -> torch.nn.Module:
@@ -205,7 +212,7 @@ def test_a_tied_target_takes_equal_leaves_and_refuses_different_ones() -> None:
     assert torch.equal(live["head"].weight, source["head"].weight)  # type: ignore[index]
 
 
-# -- strict ----------------------------------------------------------------------------------------------------------------
+# -- strict ------------------------------------------------------------------------------------------------------------
 
 
 def test_all_differences_are_listed_at_once_and_nothing_is_changed() -> None:
@@ -268,7 +275,7 @@ def test_a_target_that_cannot_hold_new_values_is_refused() -> None:
         save_step({"a": 1}).restore(types.MappingProxyType({"a": 0}))
 
 
-# -- parts -----------------------------------------------------------------------------------------------------------------
+# -- parts -------------------------------------------------------------------------------------------------------------
 
 
 def test_items_and_keys_restore_a_part_and_leave_the_rest_untouched() -> None:
@@ -304,7 +311,7 @@ def test_a_part_of_a_module_is_restored() -> None:
     assert torch.equal(live.bias, before)
 
 
-# -- objects with a state --------------------------------------------------------------------------------------------------
+# -- objects with a state ----------------------------------------------------------------------------------------------
 
 
 class Counting(torch.nn.Module):
@@ -413,7 +420,7 @@ def test_a_class_that_an_object_cannot_give_is_a_mismatch() -> None:
 def test_an_object_that_refuses_is_named() -> None:
     class Refuses(Box):
         def load_state_dict(self, state: Any) -> None:
-            raise KeyError("x")
+            raise KeyError(state)
 
     with pytest.raises(CheckpointError, match=r"load_state_dict\(\) of the Refuses raised KeyError") as caught:
         save_step({"a": {"b": Box({})}}).restore({"a": {"b": Refuses({})}})
@@ -425,7 +432,7 @@ def test_objects_of_another_kind_are_a_mismatch(other: Any) -> None:
     assert mismatches({"m": torch.nn.Linear(1, 1)}, {"m": other})
 
 
-# -- state per process -----------------------------------------------------------------------------------------------------
+# -- state per process -------------------------------------------------------------------------------------------------
 
 
 def test_each_process_gets_its_own_back() -> None:
