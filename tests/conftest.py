@@ -1,10 +1,17 @@
-"""What every test shares: how hard hypothesis tries, and that XLA runs on the CPU unless told otherwise."""
+"""What every test shares: how hard hypothesis tries, one pool of processes, and XLA on the CPU by default."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from support.process_pool import PoolView, ProcessPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 settings.register_profile(
     "short",
@@ -18,3 +25,26 @@ settings.register_profile("long", parent=settings.get_profile("short"), max_exam
 settings.load_profile("short")  # by hand: --hypothesis-profile=long
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")  # read when torch_xla is first imported, here or in a process of a test
+
+
+@pytest.fixture(scope="session")
+def process_pool() -> Iterator[ProcessPool]:
+    """Four processes, started when a case first needs them; cases on one to four run in it."""
+    pool = ProcessPool(4)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def pool2(process_pool: ProcessPool) -> PoolView:
+    return process_pool.view(2)
+
+
+@pytest.fixture(scope="session")
+def pool3(process_pool: ProcessPool) -> PoolView:
+    return process_pool.view(3)
+
+
+@pytest.fixture(scope="session")
+def pool4(process_pool: ProcessPool) -> PoolView:
+    return process_pool.view(4)

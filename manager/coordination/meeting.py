@@ -153,6 +153,11 @@ class Patience:
         return time.monotonic() >= self._began + self.deadline_secs
 
     @property
+    def nearly_ended(self) -> bool:
+        """Whether most of the time is gone: those who came at about the same time have not given up yet."""
+        return time.monotonic() >= self._began + 0.8 * self.deadline_secs
+
+    @property
     def overdue(self) -> bool:
         """Whether it passed so long ago that nobody can be waiting for this process any more."""
         return time.monotonic() >= self._began + self.deadline_secs + self._slack_secs

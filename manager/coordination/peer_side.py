@@ -78,7 +78,7 @@ class PeerSide:
         """Return an open turn in which this process has no part yet."""
         show_at = time.monotonic() + _SHOW_PRESENCE_AFTER_SECS
         listen_at = time.monotonic() + self._listen_every_secs
-        shown = False
+        shown = listened_late = False
         key = f"here/{self._index}"
         try:
             while True:
@@ -89,11 +89,15 @@ class PeerSide:
                 if not shown and now >= show_at:
                     shown = True
                     self._line.call(lambda values: values.write(key, name.encode()), until=patience.until())
-                if now >= listen_at:
+                if now >= listen_at or (patience.nearly_ended and not listened_late):
                     listen_at = now + self._listen_every_secs
+                    listened_late = patience.nearly_ended
                     self._listen("here", patience)
                 if patience.ended:
-                    raise absent_error(patience, self._listen("here", patience))
+                    # Who was heard and is gone came too, and gave up a moment earlier.
+                    raise absent_error(
+                        patience, [each for each in self._listen("here", patience) if each not in self._heard]
+                    )
                 patience.warn_if_due(lambda: self._listen("here", patience))
                 patience.pause()
         except (StoreStuckError, StoreGoneError):

@@ -93,6 +93,8 @@ class PrimarySide:
         try:
             messages = self._collect(turn, own, patience)
             answer = _decide(messages, decide)
+            if patience.overdue:
+                raise absent_error(patience, [0], because=" in time")
             verdict = Verdict(kind="answer" if isinstance(answer, bytes) else "each", entered=_newest(messages))
             self._close(turn, verdict, answer, until=patience.until())
         except BaseException as error:
