@@ -126,10 +126,11 @@ class Rebuilder:
         items = self._children(saved, like)
         if "class" in data:
             return self._user_dict(saved, like, items)
-        cls = MAPPINGS.get(data.get("type"), dict)
+        name = data.get("type")
+        cls = MAPPINGS.get(name if isinstance(name, str) else None, dict)
         if cls is collections.defaultdict:
             factory = like.default_factory if isinstance(like, collections.defaultdict) else None
-            factory = factory or FACTORIES.get(data.get("factory", ""))
+            factory = factory or FACTORIES.get(str(data.get("factory")))
             return collections.defaultdict(factory, items)
         made = cls(items) if cls is not collections.Counter else collections.Counter(dict(items))
         if "metadata" in data and isinstance(made, collections.OrderedDict):
