@@ -63,3 +63,10 @@ def test_links_inside_the_repository_lead_somewhere() -> None:
     ]
 
     assert broken == []
+
+
+def test_every_guarantee_of_the_readme_names_a_test_that_exists() -> None:
+    named = re.findall(r"\[(test_\w+)\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+
+    assert named
+    assert [f"{file}::{test}" for test, file in named if f"def {test}(" not in (ROOT / file).read_text()] == []
