@@ -28,10 +28,12 @@ def kill_while_writing(step: int) -> None:
     """
     open_writer = LocalStorage.open_writer
 
-    def open_doomed_writer(storage: LocalStorage, path: str, *, num_bytes: int) -> FileWriter:
-        writer = open_writer(storage, path, num_bytes=num_bytes)
+    def open_doomed_writer(
+        self: LocalStorage, path: str, *, num_bytes: int, block_bytes: int = BLOCK_BYTES
+    ) -> FileWriter:
+        writer = open_writer(self, path, num_bytes=num_bytes, block_bytes=block_bytes)
         if path.startswith(f"{step}.tmp-") and num_bytes > BLOCK_BYTES:
-            return _DoomedWriter(writer, storage.describe(path), (BLOCK_BYTES + num_bytes) // 2)
+            return _DoomedWriter(writer, self.describe(path), (BLOCK_BYTES + num_bytes) // 2)
         return writer
 
     LocalStorage.open_writer = open_doomed_writer  # type: ignore[method-assign]

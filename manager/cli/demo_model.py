@@ -38,7 +38,8 @@ class Block(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, context, WIDTH)))
-        return hidden + self.dropout(self.perceptron(hidden))
+        result: Tensor = hidden + self.dropout(self.perceptron(hidden))
+        return result
 
 
 class Transformer(nn.Module):

@@ -118,7 +118,7 @@ class Training:
         for name, value in (*sorted(self._model.state_dict().items()), *sorted(flat(optimizer))):
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             digest.update(name.encode())
-            digest.update(whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def _batch(self, step: int) -> Tensor:
