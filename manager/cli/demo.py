@@ -91,7 +91,7 @@ class Demo:
         say(f"swept or retired since: {', '.join(gone)}")
         claims = [
             *check_kill(killed, self.kill_in_step, before, after),
-            *self._check_resumed(reference, killed, resumed),
+            *self.check_resumed(reference, killed, resumed),
         ]
         for claim in claims:
             say(f"[green]✓[/] {claim.text}" if claim.holds else f"[red]✗ NOT SO:[/] {claim.text}")
@@ -113,7 +113,8 @@ class Demo:
         with progress_of(title, self.steps, self.console) as on_event:
             return run_training(plan, self.folder / f"{title}.log", on_event)
 
-    def _check_resumed(self, reference: Run, killed: Run, resumed: Run) -> list[Claim]:
+    def check_resumed(self, reference: Run, killed: Run, resumed: Run) -> list[Claim]:
+        """Return what can be said of the run that went on, beside the one left alone."""
         restored = resumed.restored_step
         claims = [
             Claim(
@@ -125,11 +126,12 @@ class Demo:
                 holds=restored is not None and resumed.digests[restored] == killed.digests.get(restored),
             ),
         ]
-        first = (restored or 0) + 1
-        complete = [*reference.losses] == [*range(1, self.steps + 1)] and [*resumed.losses] == [
-            *range(first, self.steps + 1)
-        ]
-        same_before = all(reference.losses[step] == loss for step, loss in killed.losses.items())
+        complete = (
+            [*reference.losses] == [*range(1, self.steps + 1)]
+            and [*killed.losses] == [*range(1, self.kill_in_step + 1)]
+            and [*resumed.losses] == [*range((restored or 0) + 1, self.steps + 1)]
+        )
+        same_before = all(reference.losses.get(step) == loss for step, loss in killed.losses.items())
         claims.append(
             Claim(
                 text=f"until the kill, all {len(killed.losses)} losses are those of the uninterrupted run, bit for bit",
