@@ -9,7 +9,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from safepoint.manager.coordination.device_sync import xla_is_initialized
+from safepoint.manager.coordination.device_sync import xla_is_in_use
 from safepoint.manager.coordination.single import SingleProcess
 from safepoint.manager.errors import InvalidArgumentError
 
@@ -47,7 +47,7 @@ def detect_coordinator(*, store: str | None = None, deadline_secs: float = 600.0
         from safepoint.manager.coordination.distributed import DistributedCoordinator  # noqa: PLC0415
 
         return DistributedCoordinator.from_default_group(deadline_secs=deadline_secs)
-    if xla_is_initialized():
+    if xla_is_in_use():
         from safepoint.manager.coordination.xla import detect_replicas  # noqa: PLC0415
 
         replicas = detect_replicas(deadline_secs=deadline_secs)

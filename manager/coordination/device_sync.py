@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["sync_devices", "xla_is_initialized"]
+__all__ = ["sync_devices", "xla_is_in_use"]
 
 _DEVICE_MODULES = ("cuda", "xpu")
 
 
 def sync_devices() -> None:
     """Wait until every device in use by this process has done what it was asked to."""
-    if xla_is_initialized():
+    if xla_is_in_use():
         _sync_xla()
     for name in _DEVICE_MODULES:
         device = getattr(torch, name, None)
@@ -27,13 +27,19 @@ def sync_devices() -> None:
                 device.synchronize(index)
 
 
-def xla_is_initialized() -> bool:
-    """Return whether this process has an XLA runtime already; never imports torch_xla, never starts it."""
+def xla_is_in_use() -> bool:
+    """Return whether this process can have XLA tensors; never imports torch_xla, never starts its runtime.
+
+    Under SPMD the device is virtual, and lazy tensors can be there before the runtime is.
+    """
     torch_xla = sys.modules.get("torch_xla")
-    if torch_xla is None:
-        return False
     extension: Any = getattr(torch_xla, "_XLAC", None)
-    return extension is not None and bool(extension._xla_runtime_is_initialized())  # noqa: SLF001 - no public name
+    if torch_xla is None or extension is None:
+        return False
+    if extension._xla_runtime_is_initialized():  # noqa: SLF001 - torch_xla has no public name for it
+        return True
+    runtime = sys.modules.get("torch_xla.runtime")
+    return runtime is not None and bool(runtime.is_spmd())
 
 
 def _sync_xla() -> None:
