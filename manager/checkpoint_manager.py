@@ -165,13 +165,10 @@ class CheckpointManager:
             retention=self._retention,
             check=check,
         )
-        direction = operation.begin(state)
-        if direction.skip_reason is not None:
+        skip_reason = operation.begin(state)
+        if skip_reason is not None:
             return SaveResult(
-                step=int(step),
-                saved=False,
-                reason=direction.skip_reason,
-                blocked_secs=time.monotonic() - started,
+                step=operation.step, saved=False, reason=skip_reason, blocked_secs=time.monotonic() - started
             )
         operation.stage()
         if blocking:

@@ -15,9 +15,9 @@ import torch
 
 from safepoint.formats.dtypes import torch_dtype
 from safepoint.manager.adapters import wrap_array
+from safepoint.manager.agreement import require_same
 from safepoint.manager.choosing import Candidate, Offer, choose_step, own_offer
 from safepoint.manager.coordination import run_together
-from safepoint.manager.directing import require_same
 from safepoint.manager.errors import (
     CheckpointError,
     CorruptDataError,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, Mode, TreePath
 from safepoint.formats.registry import get_format
+from safepoint.manager.admission import admit_save, find_step
 from safepoint.manager.coordination import Coordinator, Transport, run_together
-from safepoint.manager.directing import Direction, SaveDecision, SaveRequest, direct_save
-from safepoint.manager.errors import CheckpointError, Outcome, RootInUseError
+from safepoint.manager.directing import Direction, SaveDecision, direct_save
+from safepoint.manager.errors import CheckpointError, DisagreementError, Outcome, RendezvousTimeoutError
 from safepoint.manager.manifesting import assemble_manifest, check_written
-from safepoint.manager.owner import Refused, Wait
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts, take_snapshot
 from safepoint.manager.state import FlatState, flatten
 from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, write_files
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from safepoint.manager.adapters import ArraySpec
-    from safepoint.manager.commit import CommittedStep
     from safepoint.manager.policies import OnExists
     from safepoint.manager.retention import RetentionWorker
     from safepoint.manager.session import Session
@@ -89,92 +88,64 @@ class SaveOperation:
     _stage_error: Exception | None = None
     _report: WriteReport | None = None
     _manifest: Manifest | None = None
+    _sequence: int = 0
+    _agreed: bool = False
     _published: bool = False
 
-    # -- 1 sync and 2 plan -------------------------------------------------------------------------------------------
+    # -- 1 sync, 2 plan ----------------------------------------------------------------------------------------------
 
-    def begin(self, state: Mapping[str, Any]) -> Direction:
+    def begin(self, state: Mapping[str, Any]) -> str | None:
         """Cut the graph, agree on what is to be saved, and learn this process's part of it.
 
         Called by: all processes.
+
+        Returns:
+            Why nothing is to be saved; None when the step is to be written.
         """
         started = time.monotonic()
-        while True:
-            direction = Direction.from_bytes(self._begin_once(state))
-            if direction.wait_secs <= 0:
-                break
-            logger.warning("waiting %.1f s to see whether the root's last owner is alive", direction.wait_secs)
-            time.sleep(direction.wait_secs)
-        self.direction = direction
-        self.timings["begin_secs"] = time.monotonic() - started
-        return direction
-
-    def _begin_once(self, state: Mapping[str, Any]) -> bytes:
-        session = self.session
-        options = session.options
-
-        def prepare() -> bytes:
-            session.coordinator.sync_devices()
-            self.step, self.metrics = self.check()
-            self.flat = flatten(
-                state,
-                process_index=session.coordinator.process_index,
-                process_count=session.coordinator.process_count,
-            )
-            digest = session.coordinator.share_blob(self.flat.table().to_bytes())
-            request = SaveRequest(
-                step=self.step,
-                root=options.root,
-                mode=options.mode,
-                format=options.format,
+        try:
+            admission = admit_save(
+                self.session,
+                self._checked_step,
                 on_exists=self.on_exists,
                 blocking=self.blocking,
-                table_digest=digest,
-                wait_secs=self._own_root(),
-                next_sequence=session.committer.next_sequence() if session.owns_root else 0,
+                retention=self.retention,
             )
-            return json.dumps(request.to_json()).encode()
-
-        def decide(payloads: Sequence[bytes]) -> list[bytes]:
-            requests = [SaveRequest(**json.loads(payload)) for payload in payloads]
-            self.decision = direct_save(
-                requests,
-                options=options,
-                coordinator=session.coordinator,
-                committer=session.committer,
-                lineage=session.lineage,
-            )
-            directions = self.decision.directions
-            if directions[0].attempt and options.root_scope == "shared":
-                session.committer.begin(requests[0].step, directions[0].attempt)
-            return [direction.to_bytes() for direction in directions]
-
-        try:
-            return run_together(session.coordinator, "save-begin", options.deadline_secs, prepare, decide)
+            if admission.skip_reason is None:
+                self._sequence = admission.sequence
+                self.direction = self._plan(state)
         except CheckpointError as error:
             error.outcome = "not_committed"
+            if not isinstance(error, DisagreementError):  # which may be about the step itself
+                error.with_context(step=getattr(self, "step", None))
             raise
+        self.timings["begin_secs"] = time.monotonic() - started
+        return admission.skip_reason
 
-    def _own_root(self) -> float:
-        """Return 0 when this process may write records here, or how long to wait for the last owner, in seconds."""
+    def _checked_step(self) -> int:
+        self.step, self.metrics = self.check()
+        return self.step
+
+    def _plan(self, state: Mapping[str, Any]) -> Direction:
         session = self.session
-        if not session.owns_root:
-            return 0.0
-        answer = session.owner.acquire()
-        if isinstance(answer, Wait):
-            return answer.secs
-        if isinstance(answer, Refused):
-            raise RootInUseError(
-                f"the root is owned by {answer.holder}",
-                path=session.options.root,
-                step=self.step,
-                hint="Close that manager, or give this run a root of its own. Reading needs no ownership.",
-            )
-        if answer.is_new:
-            for line in session.committer.recover():
-                logger.warning("%s", line)
-            self.retention.delete_soon()
-        return 0.0
+        coordinator = session.coordinator
+
+        def prepare() -> bytes:
+            self.flat = flatten(state, process_index=coordinator.process_index, process_count=coordinator.process_count)
+            table = self.flat.table().to_bytes()
+            return coordinator.share_blob(table).encode()
+
+        def decide(payloads: Sequence[bytes]) -> list[bytes]:
+            digests = [payload.decode() for payload in payloads]
+            self.decision = direct_save(digests, options=session.options, coordinator=coordinator)
+            directions = self.decision.directions
+            if session.options.root_scope == "shared":
+                session.committer.begin(self.step, directions[0].attempt)
+            return [direction.to_bytes() for direction in directions]
+
+        return Direction.from_bytes(
+            run_together(coordinator, "save-plan", session.options.deadline_secs, prepare, decide)
+        )
 
     # -- 3 stage -----------------------------------------------------------------------------------------------------
 
@@ -253,6 +224,7 @@ class SaveOperation:
         """
         try:
             self._write(coordinator)
+            self._agreed = True
             self._commit(coordinator)
         except BaseException as error:
             self._fail(error)
@@ -332,7 +304,7 @@ class SaveOperation:
         record = CommitRecord(
             version=LAYOUT_VERSION,
             step=self.step,
-            sequence=self.direction.sequence,
+            sequence=self._sequence,
             attempt=self.direction.attempt,
             run=session.run,
             parent=session.parent,
@@ -349,24 +321,23 @@ class SaveOperation:
             timings={name: round(secs, 6) for name, secs in self.timings.items()},
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        session.committer.publish(record, self._replaced())
+        session.committer.publish(record, find_step(session.committer, self.step))
         self._published = True
         # The step that this run was restored from may go now: it stayed until this, the first commit after it.
         self.retention.apply(protected={self.direction.attempt})
-
-    def _replaced(self) -> CommittedStep | None:
-        if self.session.options.root_scope == "shared":
-            return self.decision.replaces
-        steps = self.session.committer.list_steps()
-        return next((item for item in steps if item.record.step == self.step), None)
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         """Leave nothing behind, and say in the error what became of the step."""
-        outcome: Outcome = "committed" if self._published else "unknown"
-        if not self._published:
-            outcome = self.session.settle(self.step, self.direction.attempt)
+        if self._published:
+            outcome: Outcome = "committed"
+        else:
+            # Until all had agreed nobody could publish; after that, or when the primary's word did not come, a step
+            # that this process does not see may still be one (a network file system shows a rename late).
+            in_doubt = self._agreed or isinstance(error, RendezvousTimeoutError)
+            otherwise: Outcome = "unknown" if in_doubt and not self.session.coordinator.is_primary else "not_committed"
+            outcome = self.session.settle(self.step, self.direction.attempt, otherwise=otherwise)
         if outcome == "committed":
             self.session.remember_commit(self.direction.attempt)
         if isinstance(error, CheckpointError):

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from safepoint.formats.storage import LocalStorage, Storage
+from safepoint.manager.admission import Lineage
+from safepoint.manager.agreement import require_same
 from safepoint.manager.commit import Committer
 from safepoint.manager.coordination import Coordinator, run_together
-from safepoint.manager.directing import Lineage, require_same
 from safepoint.manager.errors import CheckpointError, DisagreementError, Outcome, StorageError
 from safepoint.manager.owner import Owner
 
@@ -69,10 +70,15 @@ class Session:
         self.restored = restored
         self.parent = restored.attempt
 
-    def settle(self, step: int, attempt: str) -> Outcome:
+    def settle(self, step: int, attempt: str, *, otherwise: Outcome) -> Outcome:
         """Take back an attempt whose save failed here; return what became of the step.
 
         The first rename wins: either this one, and then nobody can publish the attempt any more, or the primary's.
+
+        Args:
+            step: of the save.
+            attempt: of the save.
+            otherwise: what to conclude when this process finds the attempt under none of its names.
         """
         try:
             if self.committer.abandon(step, attempt):
@@ -82,7 +88,7 @@ class Session:
         except CheckpointError as error:
             logger.warning("cannot tell what became of step %d: %s", step, error)
             return "unknown"
-        return "not_committed" if self.coordinator.is_primary else "unknown"
+        return otherwise
 
 
 def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from safepoint.manager import (
     CheckpointManager,
@@ -173,11 +174,11 @@ def test_copying_or_renaming_the_root_with_other_times_changes_nothing(tmp_path:
     with CheckpointManager(tmp_path / "a") as manager:
         for step in (5, 7, 6):
             manager.save(step, {"x": torch.full((4,), step)})
-    shutil.copytree(tmp_path / "a", tmp_path / "实验 α", copy_function=shutil.copy)
+    shutil.copytree(tmp_path / "a", tmp_path / "实验 é", copy_function=shutil.copy)
     for age, step in enumerate((6, 7, 5)):
-        for path in [tmp_path / "实验 α" / str(step), *(tmp_path / "实验 α" / str(step)).rglob("*")]:
+        for path in [tmp_path / "实验 é" / str(step), *(tmp_path / "实验 é" / str(step)).rglob("*")]:
             os.utime(path, (1_000_000 + age, 1_000_000 + age))
-    with CheckpointManager(tmp_path / "实验 α") as manager:
+    with CheckpointManager(tmp_path / "实验 é") as manager:
         target = {"x": torch.zeros(4, dtype=torch.int64)}
         restored = manager.restore_latest(target)
     assert restored is not None
@@ -514,8 +515,6 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[st
 
 
 def test_files_follow_the_umask_and_are_read_by_safetensors(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     model = torch.nn.Linear(4, 4)
     before = os.umask(0o027)
     try:
