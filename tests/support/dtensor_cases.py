@@ -249,7 +249,8 @@ def check_lone_strided_shard() -> None:
         value = DTensor.from_local(local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
         check_read(value, full)
         check_write(value, random_tensor((size, 3)), direct=True)
-        assert len(leaf_of(value).spec.regions) == 2
+        if size % 4 == 0:
+            assert len(leaf_of(value).spec.regions) == 2
 
 
 def check_sub_mesh() -> None:

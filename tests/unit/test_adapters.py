@@ -24,9 +24,12 @@ DTYPES = [
 ]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (2, 3, 4)]
-NUMPY_NAMES = (
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128".split()
-)
+NUMPY_NAMES = [
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"float{bits}" for bits in (16, 32, 64)),
+    *(f"complex{bits}" for bits in (64, 128)),
+]
 
 
 def leaf_of(value: object) -> ArrayLeaf:
