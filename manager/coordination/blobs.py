@@ -89,6 +89,10 @@ class Blobs:
         self._keep(digest, data)
         return data
 
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._line.close()
+
     def _evict(self, values: Values, number: int) -> None:
         logged = values.read(f"blob/log/{number}") if number > 0 else None
         if logged is None:

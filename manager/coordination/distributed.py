@@ -7,8 +7,10 @@ files.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -33,6 +35,16 @@ __all__ = ["DistributedCoordinator", "Meetings", "StoreCoordinator"]
 WARN_EVERY_SECS = 30.0
 _BLOB_SECS = 60.0
 _CLOSE_SECS = 2.0
+
+
+_open_coordinators: weakref.WeakSet[StoreCoordinator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Let a primary that forgot to close wait, too, until its last answer is read."""
+    for coordinator in list(_open_coordinators):
+        coordinator.close()
 
 
 class Meetings:
@@ -114,12 +126,16 @@ class StoreCoordinator(Coordinator):
         self._address = address
         self._host = host
         self._server = server
-        self._prefix = f"safepoint/{address.nonce[:8]}/{namespace}/"
-        self._meetings = Meetings(self._connect, self._prefix, process_index=process_index, process_count=process_count)
-        self._blobs = Blobs(self._meetings.line, process_count, call_secs=_BLOB_SECS)
+        run = f"safepoint/{address.nonce[:8]}"
+        self._meetings = Meetings(
+            self._connect, f"{run}/{namespace}/", process_index=process_index, process_count=process_count
+        )
+        # What one view shares, the other fetches.
+        self._blobs = Blobs(Line("safepoint-blobs", self._connect, f"{run}/"), process_count, call_secs=_BLOB_SECS)
         self._background: StoreCoordinator | None = None
         self._transport: GlooTransport | None = None
         self._is_open = True
+        _open_coordinators.add(self)
 
     @classmethod
     def open(
@@ -222,6 +238,7 @@ class StoreCoordinator(Coordinator):
                 description=self.description,
                 namespace="async",
             )
+            self._background.on_event = self.emit
         return self._background
 
     def close(self) -> None:
@@ -229,11 +246,13 @@ class StoreCoordinator(Coordinator):
         if not self._is_open:
             return
         self._is_open = False
+        _open_coordinators.discard(self)
         until = time.monotonic() + _CLOSE_SECS
         if self._background is not None:
             self._background.close()
         if self._transport is not None:
             self._transport.close()
+        self._blobs.close()
         self._meetings.close(until=until)
         if self._server is not None:
             self._server.close()

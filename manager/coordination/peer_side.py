@@ -7,6 +7,7 @@ payload means.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, TypeVar
 
 from safepoint.manager.coordination.meeting import (
     Message,
@@ -19,7 +20,12 @@ from safepoint.manager.coordination.meeting import (
 from safepoint.manager.coordination.store import Line, StoreGoneError, StoreStuckError, Values
 from safepoint.manager.errors import CheckpointError, RendezvousTimeoutError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["PeerSide"]
+
+T = TypeVar("T")
 
 _SHOW_PRESENCE_AFTER_SECS = 0.1
 _LISTEN_EVERY_SECS = 0.5
@@ -63,9 +69,8 @@ class PeerSide:
                     return answer
         except StoreStuckError:
             self._settle_later(own, patience)
-            silent = [process for process in self._others if process == 0 or process not in self._heard]
             because = f": the store, which belongs to {self._store_owner}, is silent"
-            raise absent_error(patience, silent, because=because) from None
+            raise absent_error(patience, self._silent(), because=because) from None
         except StoreGoneError as error:
             raise RendezvousTimeoutError(
                 f"{self._store_owner.capitalize()} left: the connection of meeting {name!r} is closed ({error}).",
@@ -82,13 +87,13 @@ class PeerSide:
         key = f"here/{self._index}"
         try:
             while True:
-                turn, is_open = read_turn(self._line.call(lambda values: values.read("turn"), until=patience.until()))
+                turn, is_open = read_turn(self._ask(lambda values: values.read("turn"), patience))
                 if is_open and turn > self._last_turn:
                     return turn
                 now = time.monotonic()
                 if not shown and now >= show_at:
                     shown = True
-                    self._line.call(lambda values: values.write(key, name.encode()), until=patience.until())
+                    self._ask(lambda values: values.write(key, name.encode()), patience)
                 if now >= listen_at or (patience.nearly_ended and not listened_late):
                     listen_at = now + self._listen_every_secs
                     listened_late = patience.nearly_ended
@@ -100,8 +105,9 @@ class PeerSide:
                     )
                 patience.warn_if_due(lambda: self._listen("here", patience))
                 patience.pause()
-        except (StoreStuckError, StoreGoneError):
-            shown = False  # It cannot be erased now; it will be when this process next comes in vain.
+        except StoreStuckError:
+            shown = False
+            self._line.post(lambda values: values.erase(key))
             raise
         finally:
             if shown:
@@ -111,9 +117,7 @@ class PeerSide:
         """Return this process's answer; None: it has to take part in a later turn."""
         self._last_turn = self._unsettled = turn
         try:
-            self._line.call(
-                lambda values: values.write(f"{turn}/in/{self._index}", own.to_bytes()), until=patience.until()
-            )
+            self._ask(lambda values: values.write(f"{turn}/in/{self._index}", own.to_bytes()), patience)
             verdict = self._await_end(turn, patience)
         except (CheckpointError, StoreStuckError, StoreGoneError):
             raise
@@ -134,7 +138,7 @@ class PeerSide:
 
         listen_at = time.monotonic() + self._listen_every_secs
         while True:
-            latest, end = self._line.call(look, until=patience.until())
+            latest, end = self._ask(look, patience)
             if end is not None:
                 return Verdict.from_bytes(end)
             if latest != turn:
@@ -153,7 +157,7 @@ class PeerSide:
         absent = self._listen(f"{turn}/in", patience)
         error = absent_error(patience, absent) if absent else absent_error(patience, [0], because=" in time")
         verdict = Verdict.failure(error, entered=self._entered)
-        ended = self._line.call(lambda values: values.claim(f"{turn}/end", verdict.to_bytes()), until=patience.until())
+        ended = self._ask(lambda values: values.claim(f"{turn}/end", verdict.to_bytes()), patience)
         return Verdict.from_bytes(ended)
 
     def _follow(self, turn: int, verdict: Verdict, own: Message, patience: Patience) -> bytes | None:
@@ -176,6 +180,13 @@ class PeerSide:
             raise absent_error(patience, [self._index], because=" in time")
         return answer
 
+    def _ask(self, call: Callable[[Values], T], patience: Patience) -> T:
+        return self._line.call(call, until=patience.until(), meanwhile=lambda: patience.warn_if_due(self._silent))
+
+    def _silent(self) -> list[int]:
+        """Return of whom nothing can be known while the store, which is process 0's, does not answer."""
+        return [process for process in self._others if process == 0 or process not in self._heard]
+
     def _settle_later(self, own: Message, patience: Patience) -> None:
         """Break the turn off as soon as the store answers again, lest it succeed without this process."""
         turn, self._unsettled = self._unsettled, None
@@ -193,7 +204,7 @@ class PeerSide:
         def ask(values: Values) -> set[int]:
             return {process for process in self._others if process and values.has([f"{where}/{process}"])}
 
-        present = self._line.call(ask, until=patience.until())
+        present = self._ask(ask, patience)
         self._heard |= present
         if where != "here":
             present.add(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from safepoint.manager.coordination.meeting import (
     Message,
@@ -23,11 +23,13 @@ from safepoint.manager.coordination.store import Line, StoreGoneError, StoreStuc
 from safepoint.manager.errors import CheckpointError, DisagreementError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from safepoint.manager.coordination.base import Decide
 
 __all__ = ["PrimarySide"]
+
+T = TypeVar("T")
 
 
 class PrimarySide:
@@ -74,17 +76,21 @@ class PrimarySide:
                 time.sleep(0.01)
 
     def _open(self, patience: Patience) -> int:
-        def open_next(values: Values) -> int:
-            last = self._turn if self._turn is not None else read_turn(values.read("turn"))[0]
-            for old in [turn for turn in self._leftovers if turn < last]:
-                for key in self._leftovers.pop(old):
-                    values.erase(key)
-            values.write("turn", f"{last + 1} open".encode())
-            return last + 1
-
-        turn = self._line.call(open_next, until=patience.until())
-        self._turn = turn
+        if self._turn is None:
+            # Another primary may have met in this store before.
+            self._turn, _ = read_turn(self._ask(lambda values: values.read("turn"), patience))
+        # Counted before it is tried: a number whose opening was broken off is never used again.
+        self._turn += 1
+        turn = self._turn
+        outdated = [key for old in list(self._leftovers) if old < turn - 1 for key in self._leftovers.pop(old)]
         self._leftovers[turn] = [f"{turn}/{key}" for key in ("end", "out", "read")]
+
+        def open_next(values: Values) -> None:
+            for key in outdated:
+                values.erase(key)
+            values.write("turn", f"{turn} open".encode())
+
+        self._ask(open_next, patience)
         return turn
 
     def _hold(self, turn: int, own: Message, patience: Patience, decide: Decide | None) -> bytes | None:
@@ -96,7 +102,7 @@ class PrimarySide:
             if patience.overdue:
                 raise absent_error(patience, [0], because=" in time")
             verdict = Verdict(kind="answer" if isinstance(answer, bytes) else "each", entered=_newest(messages))
-            self._close(turn, verdict, answer, until=patience.until())
+            self._close(turn, verdict, answer, patience)
         except BaseException as error:
             newest = _newest(messages or [own])
             again = isinstance(error, DisagreementError) and any(each.entered < newest for each in messages)
@@ -124,10 +130,10 @@ class PrimarySide:
             def ask(values: Values) -> list[int]:
                 return [process for process, key in enumerate(awaited, 1) if not values.has([key])]
 
-            return self._line.call(ask, until=patience.until())
+            return self._ask(ask, patience)
 
         while True:
-            end, complete = self._line.call(look, until=patience.until())
+            end, complete = self._ask(look, patience)
             if end is not None:
                 raise Verdict.from_bytes(end).raised()
             if patience.overdue:
@@ -139,12 +145,12 @@ class PrimarySide:
                 raise absent_error(patience, missing() or [0])
             patience.warn_if_due(missing)
             patience.pause()
-        brought = self._line.call(lambda values: [values.read(key) for key in awaited], until=patience.until())
+        brought = self._ask(lambda values: [values.read(key) for key in awaited], patience)
         if None in brought:
             raise absent_error(patience, [process for process, data in enumerate(brought, 1) if data is None])
         return [own, *(Message.from_bytes(data) for data in brought if data is not None)]
 
-    def _close(self, turn: int, verdict: Verdict, answer: bytes | Sequence[bytes], *, until: float) -> None:
+    def _close(self, turn: int, verdict: Verdict, answer: bytes | Sequence[bytes], patience: Patience) -> None:
         def close(values: Values) -> bytes:
             if isinstance(answer, bytes):
                 values.write(f"{turn}/out", answer)
@@ -156,9 +162,12 @@ class PrimarySide:
             values.write("turn", f"{turn} closed".encode())
             return ended
 
-        ended = Verdict.from_bytes(self._line.call(close, until=until))
+        ended = Verdict.from_bytes(self._ask(close, patience))
         if ended.error is not None:
             raise ended.raised()
+
+    def _ask(self, call: Callable[[Values], T], patience: Patience) -> T:
+        return self._line.call(call, until=patience.until())
 
     def _close_failed(self, turn: int, verdict: Verdict) -> Verdict:
         """End the turn with this verdict, or return the one with which a peer has ended it already."""

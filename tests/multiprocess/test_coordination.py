@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +25,8 @@ from safepoint.manager.errors import (
     StepNotFoundError,
     UnsupportedValueError,
 )
+
+from support.process_pool import CaseFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -326,7 +329,8 @@ def exit_in_a_meeting(rank: int) -> tuple[Any, float]:
 def test_a_process_that_exits_within_a_meeting_is_named_at_once(pool3: PoolView) -> None:
     pool3.run(open_and_keep)
     run = pool3.start(exit_in_a_meeting, ranks=[0, 2])
-    ((error, secs),) = run.outcomes(ranks=[0]).values()
+    (error, secs), died = run.outcomes().values()
+    assert isinstance(died, CaseFailedError)
     assert type(error) is PeerFailedError
     assert error.process_index == 2
     assert "SystemExit: 3" in str(error)
@@ -494,6 +498,12 @@ def share_and_fetch(rank: int) -> tuple[str, bytes, Any, float]:
     return same, fetched, missing, secs
 
 
+def share_and_fetch_behind(rank: int) -> bytes:
+    digest = kept().share_blob(b"ours") if rank == 0 else ""
+    told = kept().background().meet("shared", digest.encode(), deadline_secs=20, decide=lambda brought: brought[0])
+    return kept().background().fetch_blob(told.decode(), deadline_secs=5)
+
+
 def test_blobs_are_found_by_digest_and_missing_ones_at_the_deadline(pool3: PoolView) -> None:
     pool3.run(open_and_keep)
     results = pool3.run(share_and_fetch)
@@ -502,6 +512,7 @@ def test_blobs_are_found_by_digest_and_missing_ones_at_the_deadline(pool3: PoolV
         assert fetched == b"012"
         assert type(missing) is RendezvousTimeoutError
         assert secs < longest(0.5)
+    assert pool3.run(share_and_fetch_behind) == [b"ours"] * 3
 
 
 def send_around(rank: int, num_bytes: int) -> bool:
@@ -601,6 +612,28 @@ def test_closing_leaves_no_thread_behind_and_is_quick(pool3: PoolView) -> None:
     pool3.pause(0)
     assert max(pool3.run(close_kept, ranks=[1, 2])) < 3
     pool3.resume(0)
+
+
+def exit_without_closing(place: str, rank: int) -> None:
+    """Run in a process of its own: leave as a script does that forgets to close."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    coordinator = detect_coordinator(store=place, deadline_secs=30)
+    for number in range(20):
+        coordinator.meet("save", b"%d" % number, deadline_secs=30, decide=lambda brought: brought[1] * (1 << 20))
+
+
+def test_processes_that_exit_without_closing_do_not_cut_off_the_last_answer(pool2: PoolView) -> None:
+    (port,) = pool2.run(free_port, ranks=[0])
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
+        "cases = importlib.util.module_from_spec(spec); spec.loader.exec_module(cases)\n"
+        f"cases.exit_without_closing('127.0.0.1:{port}', int(sys.argv[1]))\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(rank)], stderr=subprocess.PIPE) for rank in range(2)]
+    for process in running:
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0, stderr.decode()[-4000:]
 
 
 def meet_after_the_primary_closed(rank: int) -> tuple[Any, float]:
