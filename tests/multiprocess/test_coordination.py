@@ -614,26 +614,29 @@ def test_closing_leaves_no_thread_behind_and_is_quick(pool3: PoolView) -> None:
     pool3.resume(0)
 
 
-def exit_without_closing(place: str, rank: int) -> None:
-    """Run in a process of its own: leave as a script does that forgets to close."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    coordinator = detect_coordinator(store=place, deadline_secs=30)
-    for number in range(20):
-        coordinator.meet("save", b"%d" % number, deadline_secs=30, decide=lambda brought: brought[1] * (1 << 20))
+LEAVES_WITHOUT_CLOSING = """
+import sys
+from safepoint.manager.coordination import detect_coordinator
+coordinator = detect_coordinator(store=sys.argv[1], deadline_secs=30)
+for number in range(20):
+    coordinator.meet("save", b"x", deadline_secs=30, decide=lambda brought: brought[1] * (1 << 20))
+"""
 
 
 def test_processes_that_exit_without_closing_do_not_cut_off_the_last_answer(pool2: PoolView) -> None:
     (port,) = pool2.run(free_port, ranks=[0])
-    code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
-        "cases = importlib.util.module_from_spec(spec); spec.loader.exec_module(cases)\n"
-        f"cases.exit_without_closing('127.0.0.1:{port}', int(sys.argv[1]))\n"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(rank)], stderr=subprocess.PIPE) for rank in range(2)]
-    for process in running:
-        _, stderr = process.communicate(timeout=60)
-        assert process.returncode == 0, stderr.decode()[-4000:]
+    command = [sys.executable, "-c", LEAVES_WITHOUT_CLOSING, f"127.0.0.1:{port}"]
+    common = {**os.environ, "WORLD_SIZE": "2", "RES_OPTIONS": "timeout:1 attempts:1"}
+    with (
+        subprocess.Popen(command, env={**common, "RANK": "0"}, stderr=subprocess.PIPE) as primary,
+        subprocess.Popen(command, env={**common, "RANK": "1"}, stderr=subprocess.PIPE) as peer,
+    ):
+        try:
+            told = [process.communicate(timeout=60)[1].decode()[-4000:] for process in (primary, peer)]
+        finally:
+            primary.kill()
+            peer.kill()
+    assert (primary.returncode, peer.returncode) == (0, 0), told
 
 
 def meet_after_the_primary_closed(rank: int) -> tuple[Any, float]:
