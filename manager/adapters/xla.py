@@ -193,6 +193,9 @@ class ShardedXlaLeaf(XlaLeaf):
                 self.keep_host_copy(region, _unpadded(shard, region))
 
     def _new_buffer(self, held: Region) -> torch.Tensor:
+        if held.is_empty:
+            return torch.empty(held.shape, dtype=self.value.dtype)
+        # The caller sees the unpadded part only; the device gets all of it.
         self._padded[held] = self._padding()
         return _unpadded(self._padded[held], held)
 
@@ -314,7 +317,8 @@ def empty_like(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised tensor of the parameter's shape, device and sharding."""
     parameter = _unwrapped(parameter)
     xlac = _xlac()
-    made = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    # From the host: a tensor that is still a node of the lazy graph forgets its sharding when the graph is cut.
+    made = torch.empty(tuple(parameter.shape), dtype=dtype).to(parameter.device)
     if xlac._get_xla_sharding_type(parameter) is not None:  # noqa: SLF001
         xlac._xla_mark_sharding(made, xlac._get_xla_op_sharding(parameter))  # noqa: SLF001
     return made
