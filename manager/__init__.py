@@ -6,9 +6,8 @@ from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.policies import KeepAll, KeepBest, KeepEvery, KeepLast, Policy, StepInfo
-from safepoint.manager.restoring import RestoreResult
+from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.rng import RNGState
-from safepoint.manager.saving import SaveResult
 
 __all__ = [
     "CheckpointError",

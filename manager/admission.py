@@ -42,6 +42,8 @@ class SaveRequest:
     blocking: bool
     wait_secs: float
     next_sequence: int
+    existing: str
+    """The attempt that committed this step here; "" if none did, or if this process writes no records."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value."""
@@ -99,15 +101,19 @@ def admit_save(
 
     def prepare() -> bytes:
         session.coordinator.sync_devices()
+        step = check()
+        wait_secs = _own_root(session, retention)
+        existing = find_step(session.committer, step) if session.owns_root else None
         request = SaveRequest(
-            step=check(),
+            step=step,
             root=options.root,
             mode=options.mode,
             format=options.format,
             on_exists=on_exists,
             blocking=blocking,
-            wait_secs=_own_root(session, retention),
+            wait_secs=wait_secs,
             next_sequence=session.committer.next_sequence() if session.owns_root else 0,
+            existing="" if existing is None else existing.record.attempt,
         )
         return json.dumps(request.to_json()).encode()
 
@@ -159,7 +165,9 @@ def admit(
     if wait_secs > 0:
         return Admission(wait_secs=wait_secs)
     existing = find_step(committer, requests[0].step)
-    if existing is not None:
+    # With private roots a step that is not the same everywhere is none: it is written again, in every root.
+    everywhere = options.root_scope == "shared" or len({request.existing for request in requests}) == 1
+    if existing is not None and everywhere:
         action = lineage.action(requests[0].on_exists, existing)
         if action == "skip":
             return Admission(skip_reason="the step is committed already")

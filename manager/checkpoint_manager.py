@@ -11,9 +11,10 @@ from safepoint.manager.coordination import detect_coordinator
 from safepoint.manager.errors import AsyncSaveError, InvalidArgumentError
 from safepoint.manager.options import RequestedMode, RootScope, check_choice, check_metrics, check_step, make_options
 from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
-from safepoint.manager.restoring import RestoreOperation, RestoreResult
+from safepoint.manager.restoring import RestoreOperation
+from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.retention import RetentionWorker
-from safepoint.manager.saving import SaveOperation, SaveResult
+from safepoint.manager.saving import SaveOperation
 from safepoint.manager.session import open_session
 from safepoint.manager.staging import HostSlab
 

@@ -121,7 +121,7 @@ class Committer(StepReader):
         return len(data), digest(data)
 
     def publish(self, record: CommitRecord, replace: CommittedStep | None = None) -> None:
-        """Commit an attempt: after this the step is listed, whole, and survives a crash.
+        """Commit an attempt: after this the step is listed, whole, and survives a crash; the replaced one is gone.
 
         Called by: the root's owner, when all files are durable and the manifest is written.
 
@@ -133,6 +133,16 @@ class Committer(StepReader):
             AttemptLostError: the attempt was abandoned, or swept by another owner.
             StepExistsError: the step is there, and is not to be replaced.
             StorageError: the storage failed. All of them carry `outcome`.
+        """
+        replaced = self.publish_beside(record, replace)
+        if replaced is not None:
+            self.drop_replaced(replaced)
+
+    def publish_beside(self, record: CommitRecord, replace: CommittedStep | None = None) -> CommittedStep | None:
+        """Do as `publish` does, but keep the replaced step beside the new one: while that is hidden, it is the step.
+
+        Returns:
+            The replaced step, for `drop_replaced`, if there is one.
         """
         prefix = self.prefix_of(record.step, record.attempt)
         try:
@@ -154,8 +164,14 @@ class Committer(StepReader):
             self._storage.sync_dir("")
         except StorageError as error:
             raise error.with_context(step=record.step, outcome="committed") from None
-        if replace is not None:
-            self._hide_replaced(aside or replace.prefix, replace.record.attempt)
+        return None if replace is None else CommittedStep(replace.record, aside or replace.prefix)
+
+    def drop_replaced(self, replaced: CommittedStep) -> None:
+        """Hide what `publish_beside` replaced. A failure is logged: the next owner sweeps it."""
+        try:
+            sweeping.to_trash(self._storage, replaced.prefix, replaced.record.attempt)
+        except StorageError as error:
+            logger.warning("cannot hide the replaced %s: %s", self._storage.describe(replaced.prefix), error)
 
     def _check_record(self, record: CommitRecord) -> None:
         private = self._scope == "per_process"
@@ -221,13 +237,6 @@ class Committer(StepReader):
         except StorageError as error:
             # Nothing is lost: `.old-` counts as the step, and the next owner puts it back.
             logger.warning("cannot rename %s back to %s: %s", self._storage.describe(aside), name, error)
-
-    def _hide_replaced(self, prefix: str, attempt: str) -> None:
-        try:
-            sweeping.to_trash(self._storage, prefix, attempt)
-        except StorageError as error:
-            # The new step is committed and listed; the next owner sweeps the old one.
-            logger.warning("cannot hide the replaced %s: %s", self._storage.describe(prefix), error)
 
     def _lost_or(self, error: StorageError, step: int, prefix: str) -> CheckpointError:
         """Return the error of a lost attempt if its directory is gone, else `error`; not committed either way."""

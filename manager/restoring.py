@@ -30,6 +30,7 @@ from safepoint.manager.errors import (
 from safepoint.manager.fetching import Fetch, fetch_leaves, plan_fetches
 from safepoint.manager.options import check_step
 from safepoint.manager.policies import StepInfo
+from safepoint.manager.results import RestoreResult
 from safepoint.manager.targets import RestoreTarget, match
 from safepoint.manager.unflatten import array_paths, select_structure, unflatten
 
@@ -41,32 +42,9 @@ if TYPE_CHECKING:
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.session import Session
 
-__all__ = ["RestoreOperation", "RestoreResult"]
+__all__ = ["RestoreOperation"]
 
 logger = logging.getLogger("safepoint")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestoreResult:
-    """What was restored.
-
-    Attributes:
-        step: its number.
-        metrics: as given when it was saved.
-        mode: "consolidated" or "sharded", as it was written.
-        num_bytes: bytes read by this process.
-        state: the restored state as host tensors and mappings, when there was no target; else None.
-        skipped: one text for each newer step that was passed over because it is not sound.
-        abandoned: steps with higher numbers that were committed earlier, on a branch that was left.
-    """
-
-    step: int
-    metrics: Mapping[str, float]
-    mode: str
-    num_bytes: int = 0
-    state: dict[str, Any] | None = None
-    skipped: tuple[str, ...] = ()
-    abandoned: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)

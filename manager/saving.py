@@ -12,13 +12,20 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, Mode, TreePath
+from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, TreePath
 from safepoint.formats.registry import get_format
 from safepoint.manager.admission import admit_save, find_step
 from safepoint.manager.coordination import Coordinator, Transport, run_together
 from safepoint.manager.directing import Direction, SaveDecision, direct_save
-from safepoint.manager.errors import CheckpointError, DisagreementError, Outcome, RendezvousTimeoutError
+from safepoint.manager.errors import (
+    CheckpointError,
+    DisagreementError,
+    Outcome,
+    PeerFailedError,
+    RendezvousTimeoutError,
+)
 from safepoint.manager.manifesting import assemble_manifest, check_written
+from safepoint.manager.results import SaveResult
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts, take_snapshot
 from safepoint.manager.state import FlatState, flatten
 from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, write_files
@@ -27,39 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from safepoint.manager.adapters import ArraySpec
+    from safepoint.manager.commit import CommittedStep
     from safepoint.manager.policies import OnExists
     from safepoint.manager.retention import RetentionWorker
     from safepoint.manager.session import Session
     from safepoint.manager.staging import HostSlab
 
-__all__ = ["SaveOperation", "SaveResult"]
+__all__ = ["SaveOperation"]
 
 logger = logging.getLogger("safepoint")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveResult:
-    """What `save` did on this process.
-
-    Attributes:
-        step: the step asked for.
-        saved: whether it was written (with `blocking=False`: is being written).
-        reason: why it was not saved; "" when it was.
-        mode: "consolidated" or "sharded"; None when nothing was saved.
-        mode_reason: why this mode.
-        num_bytes: data bytes that this process wrote, or is writing.
-        blocked_secs: how long the caller was held up, in seconds.
-        path: directory of the step; "" when nothing was saved.
-    """
-
-    step: int
-    saved: bool
-    reason: str = ""
-    mode: Mode | None = None
-    mode_reason: str = ""
-    num_bytes: int = 0
-    blocked_secs: float = 0.0
-    path: str = ""
 
 
 @dataclass(kw_only=True)
@@ -91,6 +74,7 @@ class SaveOperation:
     _sequence: int = 0
     _agreed: bool = False
     _published: bool = False
+    _replaced: CommittedStep | None = None
 
     # -- 1 sync, 2 plan ----------------------------------------------------------------------------------------------
 
@@ -282,6 +266,8 @@ class SaveOperation:
             return b""
 
         run_together(coordinator, "save-committed", session.options.deadline_secs, work, None)
+        if session.options.root_scope == "per_process":
+            self._retain()  # not before all have committed: until then an older step is the newest that all have
 
     def _publish(self) -> None:
         """Make the step visible, and let go of old ones."""
@@ -321,17 +307,28 @@ class SaveOperation:
             timings={name: round(secs, 6) for name, secs in self.timings.items()},
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        session.committer.publish(record, find_step(session.committer, self.step))
+        self._replaced = session.committer.publish_beside(record, find_step(session.committer, self.step))
         self._published = True
-        # The step that this run was restored from may go now: it stayed until this, the first commit after it.
+        if options.root_scope == "shared":
+            self._retain()
+
+    def _retain(self) -> None:
+        """Let go of what the step replaced, and of what no policy keeps.
+
+        The step that this run was restored from may go now: it stayed until this, the first commit after it.
+        """
+        if self._replaced is not None:
+            self.session.committer.drop_replaced(self._replaced)
         self.retention.apply(protected={self.direction.attempt})
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         """Leave nothing behind, and say in the error what became of the step."""
-        if self._published:
-            outcome: Outcome = "committed"
+        if self._published and self._takes_back(error):
+            outcome: Outcome = "not_committed"
+        elif self._published:
+            outcome = "committed"
         else:
             # Until all had agreed nobody could publish; after that, or when the primary's word did not come, a step
             # that this process does not see may still be one (a network file system shows a rename late).
@@ -343,6 +340,14 @@ class SaveOperation:
         if isinstance(error, CheckpointError):
             error.outcome = outcome
             error.with_context(step=self.step)
+
+    def _takes_back(self, error: BaseException) -> bool:
+        """Hide a step that is committed in this process's own root and, as is known, not in another one's."""
+        session = self.session
+        if session.options.root_scope == "shared" or not isinstance(error, PeerFailedError):
+            return False
+        committed = find_step(session.committer, self.step)
+        return committed is not None and session.committer.hide(committed)
 
     @property
     def _prefix(self) -> str:

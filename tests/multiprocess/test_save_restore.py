@@ -413,3 +413,28 @@ def test_a_final_save_that_repeats_the_last_one_is_skipped_everywhere(pool2: Poo
 def test_the_errors_of_this_file_are_the_public_ones() -> None:
     assert issubclass(DisagreementError, ValueError)
     assert issubclass(RendezvousTimeoutError, TimeoutError)
+
+
+def half_committed_case(rank: int, root: str) -> tuple[str, list[int], int, list[int]]:
+    """Let the commit of step 2 fail on the disk of process 1 alone, after that of process 0 succeeded."""
+    own = f"{root}/disk{rank}"
+    with open_manager(own, root_scope="per_process", keep=KeepLast(1)) as manager:
+        manager.save(1, make_state((2,), seed=1))
+        if rank == 1:
+            Path(own, "2").write_text("in the way")
+            manager._session.committer.begin = lambda step, attempt: Path(own, f"{step}.tmp-{attempt}").mkdir()  # type: ignore[method-assign, assignment, return-value]
+        error = error_of(manager.save, 2, make_state((2,), seed=2))
+        left = [info.step for info in manager.steps()]
+        state = make_state((2,), zeros=True)
+        restored = manager.restore_latest(state)
+        assert restored is not None
+        check_state(state, seed=restored.step)
+        if rank == 1:
+            Path(own, "2").unlink()
+            del manager._session.committer.begin
+        manager.save(2, make_state((2,), seed=2))
+        return str(error.outcome), left, restored.step, [info.step for info in manager.steps()]
+
+
+def test_a_commit_that_fails_in_one_private_root_is_taken_back_in_the_others(pool2: PoolView, tmp_path: Path) -> None:
+    assert pool2.run(half_committed_case, str(tmp_path)) == [("not_committed", [1], 1, [2])] * 2
