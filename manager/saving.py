@@ -117,7 +117,7 @@ class SaveOperation:
         def prepare() -> bytes:
             self.flat = flatten(state, process_index=coordinator.process_index, process_count=coordinator.process_count)
             table = self.flat.table().to_bytes()
-            return coordinator.share_blob(table).encode()
+            return coordinator.share_blob(table, deadline_secs=session.options.deadline_secs).encode()
 
         def decide(payloads: Sequence[bytes]) -> list[bytes]:
             digests = [payload.decode() for payload in payloads]

@@ -108,10 +108,13 @@ class Coordinator(ABC):
         """
 
     @abstractmethod
-    def share_blob(self, data: bytes) -> str:
+    def share_blob(self, data: bytes, *, deadline_secs: float = 60.0) -> str:
         """Put data where every process can fetch it and return its digest; equal data is put once.
 
         Only the latest few blobs for each process are kept: share one again before each meeting that refers to it.
+
+        Raises:
+            RendezvousTimeoutError: process 0 cannot be reached.
         """
 
     @abstractmethod

@@ -35,17 +35,15 @@ class Blobs:
     Args:
         line: to the store.
         process_count: of the run; more processes share more blobs.
-        call_secs: how long a call to share may take.
     """
 
-    def __init__(self, line: Line, process_count: int, *, call_secs: float) -> None:
+    def __init__(self, line: Line, process_count: int) -> None:
         self._line = line
         self._capacity = max(_SMALLEST_CAPACITY, _PER_PROCESS * process_count)
-        self._call_secs = call_secs
         self._local: OrderedDict[str, bytes] = OrderedDict()
         self._local_bytes = 0
 
-    def share(self, data: bytes) -> str:
+    def share(self, data: bytes, *, deadline_secs: float) -> str:
         """See `Coordinator.share_blob`."""
         digest = blob_digest(data)
 
@@ -62,9 +60,9 @@ class Blobs:
             self._evict(values, number - self._capacity)
 
         try:
-            self._line.call(put, until=time.monotonic() + self._call_secs)
+            self._line.call(put, until=time.monotonic() + deadline_secs)
         except (StoreStuckError, StoreGoneError) as error:
-            raise self._unreachable(error, self._call_secs) from error
+            raise self._unreachable(error, deadline_secs) from error
         self._keep(digest, data)
         return digest
 

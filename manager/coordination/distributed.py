@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["DistributedCoordinator", "Meetings", "StoreCoordinator"]
 
 WARN_EVERY_SECS = 30.0
-_BLOB_SECS = 60.0
 _CLOSE_SECS = 2.0
 
 
@@ -131,7 +130,7 @@ class StoreCoordinator(Coordinator):
             self._connect, f"{run}/{namespace}/", process_index=process_index, process_count=process_count
         )
         # What one view shares, the other fetches.
-        self._blobs = Blobs(Line("safepoint-blobs", self._connect, f"{run}/"), process_count, call_secs=_BLOB_SECS)
+        self._blobs = Blobs(Line("safepoint-blobs", self._connect, f"{run}/"), process_count)
         self._background: StoreCoordinator | None = None
         self._transport: GlooTransport | None = None
         self._is_open = True
@@ -191,10 +190,10 @@ class StoreCoordinator(Coordinator):
         self.emit(f"meet:{name}")
         return self._meetings.meet(name, payload, deadline_secs=deadline_secs, decide=decide)
 
-    def share_blob(self, data: bytes) -> str:
+    def share_blob(self, data: bytes, *, deadline_secs: float = 60.0) -> str:
         """See `Coordinator.share_blob`."""
         self._check_open()
-        return self._blobs.share(data)
+        return self._blobs.share(data, deadline_secs=deadline_secs)
 
     def fetch_blob(self, digest: str, *, deadline_secs: float) -> bytes:
         """See `Coordinator.fetch_blob`."""

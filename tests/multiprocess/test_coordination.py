@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -496,6 +497,27 @@ def share_and_fetch(rank: int) -> tuple[str, bytes, Any, float]:
     missing, secs = outcome(lambda: kept().fetch_blob("0" * 32, deadline_secs=0.5))
     assert kept().fetch_blob(same, deadline_secs=5) == b"same" * (3 << 20)
     return same, fetched, missing, secs
+
+
+def share_with_a_stopped_primary(rank: int, signals: str) -> tuple[Any, float] | None:
+    if rank == 0:
+        return None
+    while not Path(signals, "go").exists():
+        time.sleep(0.01)
+    return outcome(lambda: kept().share_blob(b"mine", deadline_secs=1.0))
+
+
+def test_sharing_with_a_stopped_primary_ends_at_the_deadline(pool2: PoolView, tmp_path: Path) -> None:
+    pool2.run(open_and_keep)
+    run = pool2.start(share_with_a_stopped_primary, str(tmp_path))
+    run.outcomes(ranks=[0])
+    pool2.pause(0)
+    (tmp_path / "go").touch()
+    error, secs = run.outcomes(ranks=[1])[1]
+    pool2.resume(0)
+    assert isinstance(error, RendezvousTimeoutError)
+    assert error.absent == (0,)
+    assert secs < 2.5
 
 
 def share_and_fetch_behind(rank: int) -> bytes:
