@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from safepoint.formats.fields import canonical_json
 from safepoint.formats.storage import LocalStorage
 from safepoint.formats.storage.system import raised_as_storage_error
+from safepoint.manager.control_dir import clear_control_dir
 from safepoint.manager.errors import AttemptLostError, CheckpointError, RootInUseError, StorageError
 from safepoint.manager.pins import CONTROL_DIR
 from safepoint.manager.process_identity import ProcessIdentity
@@ -219,6 +220,7 @@ class Owner:
         self._tenure = tenure
         self._watched = None
         tenure.finalizer = weakref.finalize(self, tenure.end)
+        clear_control_dir(self._root, now=tenure.began)
         return Acquired(is_new=True)
 
     def verify(self) -> None:
@@ -261,6 +263,7 @@ class _Tenure:
         self._descriptor = descriptor
         self._pid = os.getpid()
         self._stop = threading.Event()
+        self.began = 0.0
         self._thread = threading.Thread(target=self._beat, name="safepoint-owner", daemon=True)
         self.finalizer: Callable[[], object] = self.end
 
@@ -270,6 +273,7 @@ class _Tenure:
         with raised_as_storage_error("open the owner file", f"{root}/{_OWNER_FILE}"):
             descriptor = os.open(f"{root}/{_OWNER_FILE}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         tenure = cls(root, holder, descriptor)
+        tenure.began = os.fstat(descriptor).st_mtime
         if not tenure.is_mine(_see(descriptor)):
             os.close(descriptor)
             return None

@@ -345,3 +345,20 @@ def test_identities_survive_json_and_junk_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="not the"):
             ProcessIdentity.from_json(junk)
+
+
+def test_files_that_killed_processes_left_in_the_control_directory_go_when_they_are_old(tmp_path: Path) -> None:
+    control = tmp_path / ".safepoint"
+    (control / "pins").mkdir(parents=True)
+    left = [control / f"nonce-{'a' * 16}", control / f".tmp-{'b' * 16}", control / "pins" / f".tmp-{'c' * 16}"]
+    young = control / f"nonce-{'d' * 16}"
+    others = [control / "nonce-of-mine", control / "notes", control / "pins" / "7", control / f"nonce-{'e' * 17}"]
+    for path in (*left, young, *others):
+        path.write_text("")
+        os.utime(path, (0, 0))
+    os.utime(young)
+    owner = Owner(tmp_path, deadline_secs=5.0)
+    assert isinstance(owner.acquire(), Acquired)
+    owner.release()
+    assert [path for path in left if path.exists()] == []
+    assert [path for path in (young, *others) if not path.exists()] == []
