@@ -64,6 +64,7 @@ class RestoreOperation:
     into: Mapping[str, Any] | None
     items: Collection[str] | None = None
     keys: Collection[str] | None = None
+    _target_modified: bool = False
     _problems: list[str] = field(default_factory=list)
     """Directories that should be steps and are not, as the primary found them."""
     _unsound: dict[str, str] = field(default_factory=dict)
@@ -74,6 +75,14 @@ class RestoreOperation:
 
         Called by: all processes.
         """
+        try:
+            return self._run()
+        except CheckpointError as error:
+            if self._target_modified:
+                error.add_note("The target holds parts of a damaged step: restore a sound one before it is used.")
+            raise
+
+    def _run(self) -> RestoreResult | None:
         while True:
             chosen = self._choose()
             if chosen is None:
@@ -83,7 +92,9 @@ class RestoreOperation:
             if error is None:
                 error = self._together("restore-read", lambda: self._read(prepared))  # noqa: B023 - called at once
             if error is None:
+                self._target_modified = False
                 return self._apply(prepared)
+            self._target_modified |= isinstance(error, CorruptDataError) and bool(error.target_modified)
             if self.step is not None:
                 raise error
             self._pass_over(chosen, error)

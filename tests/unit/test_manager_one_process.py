@@ -526,3 +526,16 @@ def test_files_follow_the_umask_and_are_read_by_safetensors(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o777 == 0o640
     loaded = load_file(path)
     assert torch.equal(loaded["weight"], model.weight)
+
+
+def test_a_fallback_to_a_step_that_does_not_fit_says_that_the_target_was_written_to(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": torch.arange(7)})
+        manager.save(2, {"x": torch.arange(1000)})
+    data = tmp_path / "2" / "x" / "x.safetensors"
+    content = bytearray(data.read_bytes())
+    content[-5] ^= 1
+    data.write_bytes(content)
+    with CheckpointManager(tmp_path) as manager, pytest.raises(StructureMismatchError) as caught:
+        manager.restore_latest({"x": torch.zeros(1000, dtype=torch.int64)})
+    assert any("damaged" in note for note in caught.value.__notes__)
