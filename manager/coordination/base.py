@@ -137,8 +137,30 @@ class Coordinator(ABC):
         raise InvalidArgumentError("The transport is not open.", hint="Call open_transport() on all processes first.")
 
     @abstractmethod
-    def background(self) -> Coordinator:
-        """Return the view for the thread behind an asynchronous save, whose meetings do not mix with this one's."""
+    def background(self, name: str = "async") -> Coordinator:
+        """Return the view for another thread, whose meetings and note do not mix with this one's.
+
+        Args:
+            name: of the view: "async" is the one behind an asynchronous save. All processes use the same names.
+        """
+
+    @abstractmethod
+    def leave_note(self, note: bytes, *, deadline_secs: float) -> bytes:
+        """Leave a short ASCII note for all processes, unless there is one, and return the one that is there now.
+
+        *Called by* any process, at any time: it meets nobody. A view holds one note at most, for good.
+
+        Raises:
+            RendezvousTimeoutError: process 0, which keeps it, has left or does not answer.
+        """
+
+    @abstractmethod
+    def find_note(self, *, deadline_secs: float) -> bytes | None:
+        """Return the note that a process has left in this view, None if there is none. Does not wait for one.
+
+        Raises:
+            RendezvousTimeoutError: process 0, which keeps it, has left or does not answer.
+        """
 
     @abstractmethod
     def close(self) -> None:

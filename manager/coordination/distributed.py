@@ -11,7 +11,7 @@ import atexit
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -22,15 +22,17 @@ from safepoint.manager.coordination.device_sync import sync_devices
 from safepoint.manager.coordination.meeting import Patience
 from safepoint.manager.coordination.peer_side import PeerSide
 from safepoint.manager.coordination.primary_side import PrimarySide
-from safepoint.manager.coordination.store import Line, Store, connect_tcp
+from safepoint.manager.coordination.store import Line, Store, StoreGoneError, StoreStuckError, Values, connect_tcp
 from safepoint.manager.coordination.transport import GlooTransport
-from safepoint.manager.errors import InvalidArgumentError
+from safepoint.manager.errors import InvalidArgumentError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
 __all__ = ["DistributedCoordinator", "Meetings", "StoreCoordinator"]
+
+T = TypeVar("T")
 
 WARN_EVERY_SECS = 30.0
 _CLOSE_SECS = 2.0
@@ -68,6 +70,7 @@ class Meetings:
     ) -> None:
         self.line = Line("safepoint-meet", connect, prefix)
         self._busy = threading.Lock()
+        self._store_owner = store_owner
         self._primary = PrimarySide(self.line, process_count) if process_index == 0 else None
         self._peer = None if process_index == 0 else PeerSide(self.line, process_index, process_count, store_owner)
 
@@ -88,6 +91,20 @@ class Meetings:
             return self._peer.meet(name, payload, patience)
         finally:
             self._busy.release()
+
+    def ask(self, call: Callable[[Values], T], *, deadline_secs: float) -> T:
+        """Return what the store says, outside of meetings.
+
+        Raises:
+            RendezvousTimeoutError: it does not answer, or has gone.
+        """
+        try:
+            return self.line.call(call, until=time.monotonic() + deadline_secs)
+        except (StoreStuckError, StoreGoneError) as error:
+            what = "left" if isinstance(error, StoreGoneError) else "did not answer"
+            raise RendezvousTimeoutError(
+                f"{self._store_owner.capitalize()} {what}.", absent=(0,), deadline_secs=deadline_secs
+            ) from error
 
     def close(self, *, until: float) -> None:
         """Let go of the connection; the primary waits until `until` (monotonic) for the last answer to be read."""
@@ -131,7 +148,7 @@ class StoreCoordinator(Coordinator):
         )
         # What one view shares, the other fetches.
         self._blobs = Blobs(Line("safepoint-blobs", self._connect, f"{run}/"), process_count)
-        self._background: StoreCoordinator | None = None
+        self._views: dict[str, StoreCoordinator] = {}
         self._transport: GlooTransport | None = None
         self._is_open = True
         _open_coordinators.add(self)
@@ -226,19 +243,29 @@ class StoreCoordinator(Coordinator):
         """See `Coordinator.transport`."""
         return super().transport() if self._transport is None else self._transport
 
-    def background(self) -> Coordinator:
+    def background(self, name: str = "async") -> Coordinator:
         """See `Coordinator.background`; it is the same one each time, and closed with this one."""
-        if self._background is None:
-            self._background = type(self)(
+        if name not in self._views:
+            view = self._views[name] = type(self)(
                 self._address,
                 self._host,
                 process_index=self.process_index,
                 process_count=self.process_count,
                 description=self.description,
-                namespace="async",
+                namespace=name,
             )
-            self._background.on_event = self.emit
-        return self._background
+            view.on_event = self.emit
+        return self._views[name]
+
+    def leave_note(self, note: bytes, *, deadline_secs: float) -> bytes:
+        """See `Coordinator.leave_note`."""
+        self._check_open()
+        return self._meetings.ask(lambda values: values.claim("note", note), deadline_secs=deadline_secs)
+
+    def find_note(self, *, deadline_secs: float) -> bytes | None:
+        """See `Coordinator.find_note`."""
+        self._check_open()
+        return self._meetings.ask(lambda values: values.read("note"), deadline_secs=deadline_secs)
 
     def close(self) -> None:
         """See `Coordinator.close`."""
@@ -247,8 +274,8 @@ class StoreCoordinator(Coordinator):
         self._is_open = False
         _open_coordinators.discard(self)
         until = time.monotonic() + _CLOSE_SECS
-        if self._background is not None:
-            self._background.close()
+        for view in self._views.values():
+            view.close()
         if self._transport is not None:
             self._transport.close()
         self._blobs.close()

@@ -32,6 +32,8 @@ class SingleProcess(Coordinator):
         self.description = "one process"
         self._blobs: OrderedDict[str, bytes] = OrderedDict()
         self._transport = _NobodyElse()
+        self._note: bytes | None = None
+        self._views: dict[str, SingleProcess] = {}
 
     def sync_devices(self) -> None:
         """See `Coordinator.sync_devices`."""
@@ -73,9 +75,25 @@ class SingleProcess(Coordinator):
         """See `Coordinator.transport`."""
         return self._transport
 
-    def background(self) -> Coordinator:
-        """Return self: alone, no meeting can mix with another."""
-        return self
+    def background(self, name: str = "async") -> Coordinator:
+        """See `Coordinator.background`."""
+        if name not in self._views:
+            view = self._views[name] = SingleProcess()
+            view._blobs = self._blobs  # what one view shares, the other fetches
+            view.on_event = self.emit
+        return self._views[name]
+
+    def leave_note(self, note: bytes, *, deadline_secs: float) -> bytes:
+        """See `Coordinator.leave_note`."""
+        del deadline_secs
+        if self._note is None:
+            self._note = note
+        return self._note
+
+    def find_note(self, *, deadline_secs: float) -> bytes | None:
+        """See `Coordinator.find_note`."""
+        del deadline_secs
+        return self._note
 
     def close(self) -> None:
         """Nothing to let go of."""
