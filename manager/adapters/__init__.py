@@ -14,7 +14,7 @@ import torch
 from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.tree import display_path
 from safepoint.manager.adapters import dtensor, numpy_array, tensor, xla
-from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory
 from safepoint.manager.adapters.refusals import check_plain, check_type
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from safepoint.formats.tree import TreePath
 
-__all__ = ["ArrayLeaf", "ArraySpec", "empty_like_parameter", "prefetch", "wrap_array"]
+__all__ = ["ArrayLeaf", "ArraySpec", "Memory", "empty_like_parameter", "prefetch", "wrap_array"]
 
 
 def wrap_array(value: Any, path: TreePath | str) -> ArrayLeaf | None:

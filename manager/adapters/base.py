@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["ArrayLeaf", "ArraySpec", "held_regions"]
+__all__ = ["ArrayLeaf", "ArraySpec", "Memory", "held_regions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,34 @@ class ArraySpec:
     shape: tuple[int, ...]
     regions: tuple[Region, ...]
     kind: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Where the elements of a leaf lie, so that leaves can be found that show the same ones.
+
+    Attributes:
+        space: what the address is in: a device, or numpy's host memory.
+        start: address of the first element, in bytes.
+        shape: in items.
+        strides: in bytes; negative ones are numpy's.
+        item_bytes: of one item.
+        is_conj: whether the memory holds the conjugate of the values.
+        is_neg: whether it holds the negative.
+    """
+
+    space: str
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    is_conj: bool = False
+    is_neg: bool = False
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the memory holds something else than the values."""
+        return self.is_conj or self.is_neg
 
 
 class ArrayLeaf(ABC):
@@ -108,6 +136,10 @@ class ArrayLeaf(ABC):
 
     def why_not_writable(self) -> str | None:
         """Return why this value cannot be a restore target, or None if it can. Costs nothing."""
+        return None
+
+    def memory(self) -> Memory | None:
+        """Return where the whole leaf lies in memory, or None where it has no elements or that cannot be told."""
         return None
 
     def check_data(self, region: Region, data: torch.Tensor) -> None:

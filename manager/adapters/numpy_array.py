@@ -1,8 +1,9 @@
-"""numpy arrays: every dtype that torch has a name for, in any byte order and layout.
+"""numpy arrays of every dtype without objects, in any byte order and layout.
 
-Owns the names (`dtype_of`) and the refusal of what has none: objects, structured and string dtypes, dates, and the
-platform's long double, all refused by name with the way out, since no file format here could say what they are.
-bfloat16 and the float8 kinds of ml_dtypes are recognised without importing it. Must not know tensors' devices.
+Owns the names (`dtype_of`). What torch has no name for (dates, texts, records, the platform's long double) is a leaf of
+bytes, with one more dimension for those of an item; `numpy_dtype` says what they are. Objects, and dtypes that others
+add to numpy, are refused by name with the way out. bfloat16 and the float8 kinds of ml_dtypes are recognised without
+importing it. Must not know tensors' devices.
 """
 
 from __future__ import annotations
@@ -14,22 +15,19 @@ import torch
 
 from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.region import Region
-from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, held_regions
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory, held_regions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NumpyLeaf", "dtype_of", "wrap_numpy"]
+__all__ = ["NumpyLeaf", "dtype_of", "is_kept_as_bytes", "wrap_numpy"]
 
 _WAYS_OUT = {
     "O": "Save what the objects stand for: a list, or arrays of numbers.",
-    "V": "Save each field as an array of its own, e.g. `{name: array[name] for name in array.dtype.names}`.",
-    "U": "Save `array.tolist()`.",
-    "S": "Save `array.tolist()`.",
-    "T": "Save `array.tolist()`.",
-    "M": 'Save `array.view("int64")` and the unit beside it.',
-    "m": 'Save `array.view("int64")` and the unit beside it.',
+    "V": "Save each field without objects as an array of its own: `{name: array[name] for name in array.dtype.names}`.",
+    "T": "Save `array.tolist()`, or an array of fixed width: `array.astype(str)`.",
 }
+_BYTES_KINDS = "VUSMmfc"
 _ONE_BYTE = {
     "float8_e4m3fn",
     "float8_e4m3fnuz",
@@ -56,11 +54,26 @@ class NumpyLeaf(ArrayLeaf):
     `read` copies nothing where the region is writable, aligned, contiguous and of native byte order.
     """
 
-    __slots__ = ("_array",)
+    __slots__ = ("_array", "is_bytes", "numpy_dtype")
 
-    def __init__(self, spec: ArraySpec, name: str, array: NDArray[Any]) -> None:
+    def __init__(self, spec: ArraySpec, name: str, array: NDArray[Any], numpy_dtype: np.dtype[Any]) -> None:
         super().__init__(spec, name)
         self._array = array
+        self.numpy_dtype = numpy_dtype
+        self.is_bytes = array.dtype != numpy_dtype
+
+    def memory(self) -> Memory | None:
+        """Return the memory, unless its items are in another byte order than the stored ones."""
+        array = self._array
+        if array.size == 0 or not array.dtype.isnative or self.numpy_dtype.type.__module__ != "numpy":
+            return None
+        return Memory(
+            space="numpy",
+            start=array.__array_interface__["data"][0],
+            shape=array.shape,
+            strides=array.strides,
+            item_bytes=array.itemsize,
+        )
 
     def read(self, region: Region) -> torch.Tensor:
         """Return the live memory where that can be had, else a native, contiguous copy."""
@@ -126,12 +139,32 @@ def wrap_numpy(array: NDArray[Any], name: str) -> NumpyLeaf:
             hint="Save `numpy.asarray(value)`, and what it adds (a mask, …) as an item of its own.",
         )
     dtype = dtype_of(array.dtype)
+    stored: NDArray[Any] = array
+    if dtype is None and is_kept_as_bytes(array.dtype):
+        dtype, stored = "uint8", _as_bytes(array)
     if dtype is None:
         raise UnsupportedValueError(
             f"numpy arrays of dtype {array.dtype} cannot be kept exactly",
             leaf=name,
             hint=_WAYS_OUT.get(array.dtype.kind, 'Convert it to a dtype that torch has too: `.astype("float64")`.'),
         )
-    shape = tuple(array.shape)
+    shape = tuple(stored.shape)
     spec = ArraySpec(dtype=dtype, shape=shape, regions=held_regions(shape, (Region.whole(shape),)), kind="numpy")
-    return NumpyLeaf(spec, name, array)
+    return NumpyLeaf(spec, name, stored, array.dtype)
+
+
+def is_kept_as_bytes(dtype: np.dtype[Any]) -> bool:
+    """Say whether the bytes of an array of this dtype say all, although torch has no name for it."""
+    return (
+        dtype.kind in _BYTES_KINDS
+        and dtype.type.__module__ == "numpy"
+        and not dtype.hasobject
+        and dtype_of(dtype) is None
+    )
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the same memory with one more dimension, over the bytes of an item."""
+    if array.dtype.itemsize == 0:
+        return np.empty((*array.shape, 0), np.uint8)
+    return array[..., np.newaxis].view(np.uint8)

@@ -14,7 +14,7 @@ import torch
 
 from safepoint.formats.dtypes import dtype_name
 from safepoint.formats.region import Region
-from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, held_regions
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory, held_regions
 from safepoint.manager.adapters.bits import as_bits, byte_buffer, changing, host_copy, is_lazy_view
 from safepoint.manager.adapters.shared_memory import shares_elements, write_shared
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Piece", "TensorLeaf", "wrap_tensor"]
+
+_ADDRESSED = ("cpu", "cuda")  # elsewhere an address may be a handle, with which nothing can be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,22 @@ class TensorLeaf(ArrayLeaf):
             if not live.is_inference():
                 # Bytes were put there behind autograd's back: a graph that saved this tensor must notice.
                 torch.autograd.graph.increment_version(live)
+
+    def memory(self) -> Memory | None:
+        """Return the memory of a plain tensor on a device whose addresses are told."""
+        live = self._pieces[0].tensor if len(self._pieces) == 1 else None
+        if live is None or self.spec.kind != "tensor" or live.device.type not in _ADDRESSED or not live.numel():
+            return None
+        item = live.element_size()
+        return Memory(
+            space=str(live.device),
+            start=live.data_ptr(),
+            shape=self.spec.shape,
+            strides=tuple(stride * item for stride in live.stride()),
+            item_bytes=item,
+            is_conj=live.is_conj(),
+            is_neg=live.is_neg(),
+        )
 
     def _find(self, region: Region) -> tuple[Piece, torch.Tensor]:
         if len(region.shape) == len(self.spec.shape):

@@ -7,7 +7,7 @@ anything else than it expects. torch_xla is imported only once there is an XLA t
 Everything here needs the lazy graph to have been cut before (`Coordinator.sync_devices`): until then a result has no
 sharding. Must not know process groups: which process keeps a replica is the planner's choice.
 
-Kept exactly but for one thing: the XLA client itself turns signalling NaNs of float16 into quiet ones.
+Kept exactly but for one thing: torch_xla itself gives every float16 NaN the same payload.
 """
 
 from __future__ import annotations
