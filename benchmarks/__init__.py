@@ -1,0 +1,1 @@
+"""Measures safepoint beside other checkpointers, in one run: `python -m benchmarks --help`."""

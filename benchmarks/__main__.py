@@ -1,0 +1,91 @@
+"""The command line: `python -m benchmarks [--quick] [--suite NAME …] [--json FILE] [--directory DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.settings import Settings, Workspace
+from benchmarks.suites import SUITES
+from benchmarks.tables import print_goals, print_report
+
+if TYPE_CHECKING:
+    from benchmarks.measuring import Report
+
+
+def main() -> int:
+    """Run the suites asked for and return the exit status."""
+    options = _parser().parse_args()
+    settings = Settings.quick() if options.quick else Settings.full()
+    if options.rounds:
+        settings = replace(settings, rounds=options.rounds)
+    logging.getLogger("safepoint").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    workspace = Workspace(root=Path(tempfile.mkdtemp(prefix="run-", dir=options.directory)))
+    reports: list[Report] = []
+    started = time.monotonic()
+    try:
+        for name in options.suite or SUITES:
+            begun = time.monotonic()
+            report = SUITES[name](settings, workspace)
+            reports.append(report)
+            if not options.quick:
+                print_report(report, console)
+            console.print(f"[dim]{name}: {time.monotonic() - begun:.0f} s[/dim]", highlight=False)
+    finally:
+        shutil.rmtree(workspace.root, ignore_errors=True)
+    print_goals(reports, console)
+    console.print(f"{time.monotonic() - started:.0f} s in all; {_machine_text()}", highlight=False)
+    if options.json:
+        found = {"machine": _machine(), "reports": [report.to_json() for report in reports]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure safepoint beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="small sizes: ends within 45 s, prints one line a goal")
+    parser.add_argument("--suite", action="append", choices=list(SUITES), help="only this one; may be given again")
+    parser.add_argument("--rounds", type=int, help="timed rounds of a race")
+    parser.add_argument("--json", type=Path, help="write every sample there")
+    parser.add_argument(
+        "--directory", type=Path, default=Path("build/benchmarks"), help="where to write; must be on a real disk"
+    )
+    return parser
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _machine_text() -> str:
+    machine = _machine()
+    return (
+        f"{machine['cores']} cores, load {machine['load']:.1f}, {machine['system']}, Python {machine['python']}, "
+        f"torch {machine['torch']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

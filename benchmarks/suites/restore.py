@@ -1,0 +1,186 @@
+"""Restores: into tensors that are there, warm and cold; into fresh ones; mapped; a part; onto other shards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.limits import RawFile, touched_memory
+from benchmarks.measuring import Contender, Goal, Race, Report, run_race
+from benchmarks.ours import OpenRoot
+from benchmarks.peers import Dcp, Orbax, Peer, Safetensors, TensorStore, TorchSave, available
+from benchmarks.settings import drop_from_cache
+from benchmarks.states import num_bytes_of, transformer_state, zeros_like
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks.settings import Settings, Workspace
+
+__all__ = ["measure"]
+
+State = dict[str, torch.Tensor]
+
+
+def measure(settings: Settings, workspace: Workspace) -> Report:
+    """Save once with each, then race."""
+    state = transformer_state(settings.state_bytes)
+    root = OpenRoot(workspace.fresh("restore"))
+    root.save(state)
+    raw_path = workspace.fresh("raw")
+    RawFile(num_bytes_of(state)).write(raw_path)
+    peers, absent = available([TorchSave, Safetensors, Dcp, TensorStore, Orbax])
+    paths: dict[str, Path] = {}
+    for peer in peers:
+        paths[peer.name] = workspace.fresh(peer.needs)
+        peer.save(state, paths[peer.name])
+    bench = _Bench(settings, root, raw_path, peers, paths, state)
+    warm = bench.existing(cold=False)
+    cold = bench.existing(cold=True)
+    fresh = bench.fresh()
+    part = bench.part()
+    for race in (warm, cold):
+        race.absent.update(absent)
+    root.close()
+    for peer in peers:
+        workspace.remove(paths[peer.name])
+        peer.close()
+    workspace.remove(raw_path)
+    ours = "safepoint"
+    goals = [
+        Goal(name="restore, warm / DCP", target=8.0, measured=warm.speedup(ours, "DCP")),
+        Goal(name="restore, warm / torch.load", target=8.0, measured=warm.speedup(ours, "torch.save")),
+        Goal(name="restore, warm / safetensors", target=5.0, measured=warm.speedup(ours, "safetensors")),
+        Goal(
+            name="restore, cold / the best peer",
+            target=1.5,
+            measured=cold.least_speedup(ours, [peer.name for peer in peers if peer.name != "TensorStore"]),
+        ),
+        Goal(name="restore, fresh and mapped / safetensors", target=2.0, measured=fresh.speedup(_MAPPED, _SAFE)),
+        Goal(name="restore, fresh and verified / safetensors", target=1.0, measured=fresh.speedup(ours, _SAFE)),
+    ]
+    return Report(suite="restore", races=[warm, cold, fresh, part], goals=goals)
+
+
+_MAPPED = "safepoint, mapped"
+_SAFE = "safetensors"
+
+
+class _Bench:
+    def __init__(
+        self,
+        settings: Settings,
+        root: OpenRoot,
+        raw_path: Path,
+        peers: list[Peer],
+        paths: dict[str, Path],
+        state: State,
+    ) -> None:
+        self.settings = settings
+        self.root = root
+        self.raw_path = raw_path
+        self.peers = peers
+        self.paths = paths
+        self.num_bytes = num_bytes_of(state)
+        self.target = zeros_like(state)
+        self.memory = touched_memory(self.num_bytes)
+
+    def existing(self, *, cold: bool) -> Race:
+        """Into tensors that are there."""
+        root, raw = self.root, RawFile(self.num_bytes)
+
+        def before(path: Path) -> Callable[[], None]:
+            return lambda: drop_from_cache(path) if cold else None
+
+        contenders = [
+            Contender(
+                name="safepoint",
+                run=lambda: _restore(root, self.target),
+                before=before(root.root),
+                keeps="every byte verified",
+                num_bytes=self.num_bytes,
+            ),
+            Contender(
+                name="raw preadv, 2 threads",
+                run=lambda: raw.read(self.raw_path, self.memory),
+                before=before(self.raw_path),
+                keeps="no digests",
+                num_bytes=self.num_bytes,
+            ),
+        ]
+        contenders.extend(
+            Contender(
+                name=peer.name,
+                run=self._load_into(peer),
+                before=before(self.paths[peer.name]),
+                keeps="crc32c" if peer.name == "TensorStore" else "no digests",
+                num_bytes=self.num_bytes,
+            )
+            for peer in self.peers
+        )
+        rounds = self.settings.rounds if not cold or not self.settings.is_quick else 2
+        what = "cold" if cold else "warm"
+        return run_race(f"Restore into existing tensors, {what}", contenders, rounds=rounds, warm_up=not cold)
+
+    def _load_into(self, peer: Peer) -> Callable[[], None]:
+        return lambda: peer.load_into(self.paths[peer.name], self.target)
+
+    def fresh(self) -> Race:
+        """Into new tensors, each page of which is then looked at once."""
+        contenders = [
+            self._fresh("safepoint", lambda: _model(self.root.manager.restore(self.root.step)), "every byte verified"),
+            self._fresh(
+                _MAPPED,
+                lambda: _model(self.root.manager.restore(self.root.step, host_memory="mapped")),
+                "sizes only",
+            ),
+        ]
+        contenders.extend(
+            self._fresh(peer.name, self._load(peer), "no digests")
+            for peer in self.peers
+            if isinstance(peer, (TorchSave, Safetensors))
+        )
+        return run_race("Restore into fresh tensors, warm", contenders, rounds=self.settings.rounds)
+
+    def _load(self, peer: Peer) -> Callable[[], State]:
+        return lambda: peer.load(self.paths[peer.name])
+
+    def _fresh(self, name: str, load: Callable[[], State], keeps: str) -> Contender:
+        def run() -> None:
+            for tensor in load().values():
+                tensor.reshape(-1)[::1024].sum()
+
+        return Contender(name=name, run=run, keeps=keeps, num_bytes=self.num_bytes)
+
+    def part(self) -> Race:
+        """One kind of tensor, a third of the bytes, beside everything."""
+        some = {name: tensor for name, tensor in self.target.items() if name.endswith("mlp.up.weight")}
+        keys = ["model.*mlp.up.weight"]
+        root = self.root
+        num_bytes = num_bytes_of(some)
+        contenders = [
+            Contender(
+                name="safepoint, one kind of tensor",
+                run=lambda: _restore(root, some, keys=keys),
+                keeps="whole blocks verified",
+                num_bytes=num_bytes,
+            ),
+            Contender(
+                name="safepoint, everything",
+                run=lambda: _restore(root, self.target),
+                keeps="every byte verified",
+                num_bytes=self.num_bytes,
+            ),
+        ]
+        return run_race("Partial restore, warm", contenders, rounds=self.settings.rounds)
+
+
+def _restore(root: OpenRoot, target: State, **selection: Any) -> None:
+    root.manager.restore(root.step, {"model": target}, **selection)
+
+
+def _model(result: Any) -> State:
+    model: State = result.state["model"]
+    return model
