@@ -64,6 +64,7 @@ class Offer:
 
 def own_offer(committer: Committer) -> Offer:
     """Return what this process lists."""
+    listing = committer.listing()  # one look: of two, the first may fail to read a record and the second not
     candidates = tuple(
         Candidate(
             step=item.record.step,
@@ -71,9 +72,9 @@ def own_offer(committer: Committer) -> Offer:
             sequence=item.record.sequence,
             metrics=item.record.metrics,
         )
-        for item in committer.list_steps()
+        for item in listing.steps
     )
-    problems = tuple(problem.error.with_context(step=problem.step) for problem in committer.problems())
+    problems = tuple(problem.error.with_context(step=problem.step) for problem in listing.problems)
     return Offer(candidates=candidates, problems=problems)
 
 
