@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -11,6 +12,7 @@ from safepoint.manager.coordination import detect_coordinator
 from safepoint.manager.errors import AsyncSaveError, InvalidArgumentError
 from safepoint.manager.options import RequestedMode, RootScope, check_choice, check_metrics, check_step, make_options
 from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
+from safepoint.manager.preemption import Preemption
 from safepoint.manager.restoring import RestoreOperation
 from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.retention import RetentionWorker
@@ -99,6 +101,7 @@ class CheckpointManager:
         self._retention = RetentionWorker(self._session.committer, options.keep)
         self._slab = HostSlab()
         self._in_flight: BackgroundSave | None = None
+        self._preemptions: list[Preemption] = []
         self._closed = False
 
     # -- saving ------------------------------------------------------------------------------------------------------
@@ -290,6 +293,43 @@ class CheckpointManager:
         """Absolute path of the root."""
         return self._options.root
 
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    def preemption(self, *, signals: Collection[int] = (signal.SIGTERM,), deadline_secs: float = 15.0) -> Preemption:
+        """Let a signal to any one process stop the loops of all of them at one step. Called by all processes.
+
+        From here to the end of the block (or `close`) the signals are caught. See docs/preemption.md.
+
+        Example:
+            with manager.preemption() as preemption:
+                for step in steps:
+                    ...
+                    stop = preemption.should_stop(step)
+                    manager.save(step, state, force=stop)
+                    if stop:
+                        break
+
+        Args:
+            signals: which; () where the caller is not the main thread, or the notice comes by `Preemption.request`.
+            deadline_secs: for the other processes to answer when one is signalled. If one has died, each of the others
+                stops at its next step after this time.
+
+        Raises:
+            InvalidArgumentError: a signal cannot be caught, or not on this thread.
+            RendezvousTimeoutError: a process did not make this call within the manager's deadline.
+        """
+        self._check_open()
+        made = Preemption(
+            self._coordinator,
+            name=f"preemption-{len(self._preemptions)}",
+            signals=signals,
+            deadline_secs=deadline_secs,
+            open_secs=self._options.deadline_secs,
+            drain=self._wait_in_flight,
+        )
+        self._preemptions.append(made)
+        return made
+
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -304,6 +344,8 @@ class CheckpointManager:
         try:
             self._finish_in_flight()
         finally:
+            for preemption in self._preemptions:
+                preemption.close()
             self._retention.close(timeout_secs=min(30.0, self._options.deadline_secs))
             self._session.owner.release()
             self._coordinator.close()
