@@ -55,7 +55,7 @@ class Committer(StepReader):
     """
 
     def __init__(self, storage: Storage, *, scope: Scope = "shared", process_index: int = 0) -> None:
-        super().__init__(storage)
+        super().__init__(storage, private_to=process_index if scope == "per_process" else None)
         self._scope = scope
         self._process_index = process_index
 

@@ -180,10 +180,15 @@ class RecordCache:
             self._known = {name: known for name, known in self._known.items() if name in present}
 
 
-def read_listing(storage: Storage, cache: RecordCache) -> Listing:
+def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | None = None) -> Listing:
     """Look at the root and return what is there.
 
     Neither times nor the order of names matter. Directories may come and go meanwhile: each is listed or not.
+
+    Args:
+        storage: of the root.
+        cache: of its records.
+        process_index: whose root it is, where processes have roots of their own: steps of others are problems.
     """
     steps: dict[int, CommittedStep] = {}
     old: dict[int, list[CommittedStep]] = {}
@@ -199,7 +204,7 @@ def read_listing(storage: Storage, cache: RecordCache) -> Listing:
             occupied.add(entry.name)
         if not entry.is_dir:
             continue
-        found = cache.get(storage, entry, name.step)
+        found = _check_process(cache.get(storage, entry, name.step), storage, process_index)
         if isinstance(found, StepProblem):
             problems.append(found)
         elif found is not None and name.kind == "step":
@@ -213,6 +218,24 @@ def read_listing(storage: Storage, cache: RecordCache) -> Listing:
         superseded=tuple(superseded),
         occupied=frozenset(occupied),
     )
+
+
+def _check_process(
+    found: CommittedStep | StepProblem | None, storage: Storage, process_index: int | None
+) -> CommittedStep | StepProblem | None:
+    if not isinstance(found, CommittedStep) or process_index is None:
+        return found
+    record = found.record
+    if record.scope != "per_process" or record.process_index == process_index:
+        return found
+    error = CorruptDataError(
+        f"this is the root of process {process_index}, but the step was committed here by process {record.process_index}",
+        step=record.step,
+        path=storage.describe(f"{found.prefix}/{COMMIT_NAME}"),
+        process_index=process_index,
+        hint="Give each process the root that it saved to; nothing of this step is touched.",
+    )
+    return StepProblem(record.step, found.prefix, error)
 
 
 def _stand_in(steps: dict[int, CommittedStep], old: dict[int, list[CommittedStep]]) -> list[CommittedStep]:

@@ -26,13 +26,20 @@ __all__ = ["StepReader", "attempt_at"]
 class StepReader:
     """The committed steps of one root; may be used by several threads."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, private_to: int | None = None) -> None:
+        """Remember the root.
+
+        Args:
+            storage: of the root.
+            private_to: the process whose root this is, where processes have roots of their own; else None.
+        """
         self._storage = storage
         self._cache = RecordCache()
+        self._private_to = private_to
 
     def listing(self) -> Listing:
         """Return one look at the root: steps, problems and the next sequence that belong together."""
-        return read_listing(self._storage, self._cache)
+        return read_listing(self._storage, self._cache, process_index=self._private_to)
 
     def list_steps(self) -> list[CommittedStep]:
         """Return the committed steps, ascending by sequence: the last one is the latest."""
