@@ -15,7 +15,7 @@ import torch
 
 from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.region import Region
-from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory, held_regions
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,7 +149,7 @@ def wrap_numpy(array: NDArray[Any], name: str) -> NumpyLeaf:
             hint=_WAYS_OUT.get(array.dtype.kind, 'Convert it to a dtype that torch has too: `.astype("float64")`.'),
         )
     shape = tuple(stored.shape)
-    spec = ArraySpec(dtype=dtype, shape=shape, regions=held_regions(shape, (Region.whole(shape),)), kind="numpy")
+    spec = ArraySpec(dtype=dtype, shape=shape, regions=(Region.whole(shape),), kind="numpy")
     return NumpyLeaf(spec, name, stored, array.dtype)
 
 

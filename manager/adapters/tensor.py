@@ -14,7 +14,7 @@ import torch
 
 from safepoint.formats.dtypes import dtype_name
 from safepoint.formats.region import Region
-from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory, held_regions
+from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory
 from safepoint.manager.adapters.bits import as_bits, byte_buffer, changing, host_copy, is_lazy_view
 from safepoint.manager.adapters.shared_memory import shares_elements, write_shared
 
@@ -123,5 +123,5 @@ def wrap_tensor(value: torch.Tensor, name: str) -> TensorLeaf:
     """
     shape = tuple(value.shape)
     whole = Region.whole(shape)
-    spec = ArraySpec(dtype=dtype_name(value.dtype), shape=shape, regions=held_regions(shape, (whole,)), kind="tensor")
+    spec = ArraySpec(dtype=dtype_name(value.dtype), shape=shape, regions=(whole,), kind="tensor")
     return TensorLeaf(spec, name, (Piece(whole, value.detach()),))

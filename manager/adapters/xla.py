@@ -263,7 +263,7 @@ def wrap_xla(value: torch.Tensor, name: str) -> XlaLeaf:
     whole = Region.whole(shape)
     kind = _xlac()._get_xla_sharding_type(value)  # noqa: SLF001
     if kind is None or kind == _REPLICATED:
-        spec = ArraySpec(dtype=dtype, shape=shape, regions=held_regions(shape, (whole,)), kind="xla")
+        spec = ArraySpec(dtype=dtype, shape=shape, regions=(whole,), kind="xla")
         return WholeXlaLeaf(spec, name, value)
     if kind not in (_TILED, _PARTIAL):
         raise UnsupportedValueError(

@@ -14,7 +14,7 @@ from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.errors import InvalidArgumentError, UnsupportedValueError
 from safepoint.formats.region import Region
 from safepoint.manager.adapters import ArrayLeaf, empty_like_parameter, prefetch, wrap_array
-from safepoint.manager.adapters.numpy_array import dtype_of
+from safepoint.manager.adapters.numpy_array import NumpyLeaf, dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,7 +350,7 @@ def test_data_of_another_dtype_or_shape_is_never_cast(value: Any) -> None:
 
 def numpy_layouts(array: Any) -> dict[str, Any]:
     swapped = array.astype(array.dtype.newbyteorder(">"))
-    unaligned = np.frombuffer(bytearray(array.nbytes + 1), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    unaligned = np.ndarray(array.shape, array.dtype, bytearray(array.nbytes + 1), offset=1)
     unaligned[...] = array
     read_only = array.copy()
     read_only.flags.writeable = False
@@ -402,22 +402,58 @@ def test_a_plain_numpy_array_is_read_without_a_copy() -> None:
     assert leaf_of(array).read(Region((2,), (3,))).data_ptr() == array[2:].ctypes.data
 
 
+def byte_arrays() -> dict[str, Any]:
+    return {
+        "dates": np.array([["2020-01-01", "NaT"], ["1969-12-31", "2262-04-11"]], "datetime64[ns]"),
+        "durations": np.array([[1, -2], [0, 7]], "timedelta64[s]"),
+        "text": np.array([["a", "bc"], ["", "\u00e4\0x"]]),
+        "bytes": np.array([[b"a", b"\0b"], [b"", b"cde"]]),
+        "records": np.array([[(1, 2.5), (3, -0.0)]] * 2, [("a", "i2"), ("b", ">f8")]),
+        "raw": np.frombuffer(bytes(range(12)), "V3").reshape(2, 2).copy(),
+        "long double": np.array([[1, np.nan], [-0.0, np.inf]], np.longdouble),
+        "long complex": np.array([[1 + 2j, 3], [4j, 0]], np.clongdouble),
+    }
+
+
+@pytest.mark.parametrize("layout", ["plain", "fortran", "strided", "reversed", "read-only"])
+@pytest.mark.parametrize("name", byte_arrays())
+def test_numpy_arrays_that_torch_has_no_name_for_are_kept_as_their_bytes(name: str, layout: str) -> None:
+    plain = byte_arrays()[name]
+    array, target = numpy_layouts(plain)[layout], numpy_layouts(np.zeros_like(plain))[layout]
+    leaf = leaf_of(array)
+    assert isinstance(leaf, NumpyLeaf)
+    assert (leaf.is_bytes, leaf.numpy_dtype) == (True, plain.dtype)
+    assert (leaf.spec.dtype, leaf.spec.shape) == ("uint8", (2, 2, plain.dtype.itemsize))
+    region = Region.whole(leaf.spec.shape)
+    data = leaf.read(region)
+    assert raw(data) == plain.tobytes()
+    if layout != "read-only":
+        restore(leaf_of(target), region, data)
+        assert target.tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0)], ids=str)
+@pytest.mark.parametrize("dtype", ["datetime64[s]", ">M8[s]", "U3", "V0"])
+def test_numpy_arrays_kept_as_bytes_may_have_any_shape(shape: tuple[int, ...], dtype: str) -> None:
+    array = np.zeros(shape, dtype)
+    leaf = leaf_of(array)
+    region = Region.whole(leaf.spec.shape)
+    assert leaf.spec.shape == (*shape, array.dtype.itemsize)
+    restore(leaf_of(array.copy()), region, leaf.read(region))
+
+
 @pytest.mark.parametrize(
     "array",
     [
         np.array([object()]),
-        np.zeros(2, [("a", "i4"), ("b", "f8")]),
-        np.array(["a", "bc"]),
-        np.array([b"a"]),
-        np.array(["2020-01-01"], "datetime64[D]"),
-        np.array([1], "timedelta64[s]"),
-        np.zeros(2, np.longdouble),
-        np.zeros(2, "V3"),
+        np.zeros(2, [("a", "i4"), ("b", "O")]),
+        np.array(["a"], np.dtypes.StringDType()),
         np.ma.masked_array([1, 2], mask=[True, False]),
+        np.zeros(2, [("a", "i4")]).view(np.recarray),
     ],
-    ids=lambda array: f"{type(array).__name__} {array.dtype}",
+    ids=["objects", "records with objects", "strings of any length", "masked", "recarray"],
 )
-def test_numpy_arrays_that_torch_has_no_name_for_are_refused_with_a_way_out(array: Any) -> None:
+def test_numpy_arrays_that_are_more_than_their_bytes_are_refused_with_a_way_out(array: Any) -> None:
     with pytest.raises(UnsupportedValueError) as caught:
         wrap_array(array, ("stats", "x"))
     assert caught.value.leaf == "stats.x"
