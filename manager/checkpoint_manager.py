@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from safepoint.manager.background import BackgroundSave
 from safepoint.manager.coordination import detect_coordinator
 from safepoint.manager.errors import AsyncSaveError, InvalidArgumentError
-from safepoint.manager.options import RequestedMode, RootScope, check_choice, check_metrics, check_step, make_options
+from safepoint.manager.options import (
+    CheckReplicas,
+    RequestedMode,
+    RootScope,
+    check_choice,
+    check_metrics,
+    check_step,
+    make_options,
+)
 from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
 from safepoint.manager.preemption import Preemption
 from safepoint.manager.restoring import RestoreOperation
@@ -48,7 +56,7 @@ class CheckpointManager:
         manager.close()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 keyword-only, each with a default
         self,
         root: str | os.PathLike[str],
         *,
@@ -58,6 +66,7 @@ class CheckpointManager:
         format: str = "safetensors",  # noqa: A002 the field's word for it
         deadline_secs: float = 600.0,
         root_scope: RootScope = "shared",
+        check_replicas: CheckReplicas = "trust",
         store: str | None = None,
     ) -> None:
         """Open the root, creating it if need be. Called by all processes.
@@ -73,6 +82,8 @@ class CheckpointManager:
             deadline_secs: for every meeting of processes, in seconds; longer than one process may lag behind another.
             root_scope: "shared": all processes see the same root, which is proved here. "per_process": each has a
                 root on a disk of its own.
+            check_replicas: "trust": of several copies of a region, that of the planned writer is saved. "error": all
+                copies are digested and compared before each save, which costs a read of them.
             store: "host:port" at which processes meet that have neither torch.distributed nor XLA replicas between
                 them; process 0 opens it. Needs RANK and WORLD_SIZE in the environment, as torchrun sets them.
 
@@ -90,6 +101,7 @@ class CheckpointManager:
             format=format,
             deadline_secs=deadline_secs,
             root_scope=root_scope,
+            check_replicas=check_replicas,
         )
         self._options = options
         self._coordinator = detect_coordinator(store=store, deadline_secs=options.deadline_secs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from safepoint.formats.registry import get_format
 from safepoint.manager.merging import merge_tables
 from safepoint.manager.planner import SavePlan, WriteAssignment, choose_mode, plan_save
+from safepoint.manager.replicas import shared_regions
 from safepoint.manager.state import LeafTable
 from safepoint.manager.wire import assignments_from_json, assignments_to_json
 from safepoint.manager.writing import plan_files
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Direction", "SaveDecision", "direct_save"]
 
 
+_PARTS = ("assignments", "sends", "compares")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Direction:
     """The primary's answer to one process."""
@@ -41,13 +45,13 @@ class Direction:
     """What this process writes."""
     sends: tuple[WriteAssignment, ...] = ()
     """What this process sends to the writer, in the writer's order."""
+    compares: tuple[WriteAssignment, ...] = ()
+    """What this process holds like another one, if replicas are to be compared."""
 
     def to_bytes(self) -> bytes:
         """Return the answer as it travels."""
-        value = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("assignments", "sends")
-        }
-        for name in ("assignments", "sends"):
+        value = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _PARTS}
+        for name in _PARTS:
             value[name] = assignments_to_json(getattr(self, name))
         return json.dumps(value).encode()
 
@@ -55,7 +59,7 @@ class Direction:
     def from_bytes(cls, data: bytes) -> Direction:
         """Return the answer that `to_bytes` made."""
         value = json.loads(data)
-        for name in ("assignments", "sends"):
+        for name in _PARTS:
             value[name] = assignments_from_json(value[name])
         return cls(**value)
 
@@ -94,6 +98,7 @@ def direct_save(
     mode, reason = choose_mode(options.mode, process_count=count, table_by_process=specs, scope=options.root_scope)
     plan = plan_save(specs, mode, options.root_scope)
     sends = order_sends(plan, merged.arrays, options, count)
+    compares = shared_regions(specs) if options.check_replicas == "error" else [[] for _ in specs]
     attempt = secrets.token_hex(8)
     directions = [
         Direction(
@@ -103,6 +108,7 @@ def direct_save(
             gathers=any(sends),
             assignments=plan.written_by(process),
             sends=tuple(sends[process]),
+            compares=tuple(compares[process]),
         )
         for process in range(count)
     ]

@@ -13,6 +13,7 @@ from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.policies import KeepAll, OnExists, Policy
 
 __all__ = [
+    "CheckReplicas",
     "ManagerOptions",
     "OnExists",
     "RequestedMode",
@@ -25,6 +26,7 @@ __all__ = [
 
 RequestedMode = Literal["auto", "consolidated", "sharded"]
 RootScope = Literal["shared", "per_process"]
+CheckReplicas = Literal["trust", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class ManagerOptions:
     format: str
     deadline_secs: float
     root_scope: RootScope
+    check_replicas: CheckReplicas
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep, Policy):
@@ -51,6 +54,7 @@ class ManagerOptions:
             raise InvalidArgumentError(f"deadline_secs must be a positive, finite number of seconds, got {secs!r}")
         check_choice("mode", self.mode, get_args(RequestedMode))
         check_choice("root_scope", self.root_scope, get_args(RootScope))
+        check_choice("check_replicas", self.check_replicas, get_args(CheckReplicas))
         if self.root_scope == "per_process" and self.mode == "consolidated":
             raise InvalidArgumentError(
                 "per-process roots cannot hold consolidated steps: only process 0 would have one",

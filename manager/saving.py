@@ -25,6 +25,7 @@ from safepoint.manager.errors import (
     RendezvousTimeoutError,
 )
 from safepoint.manager.manifesting import assemble_manifest, check_written
+from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts, take_snapshot
 from safepoint.manager.state import FlatState, flatten
@@ -98,6 +99,7 @@ class SaveOperation:
             if admission.skip_reason is None:
                 self._sequence = admission.sequence
                 self.direction = self._plan(state)
+                self._compare_replicas()
         except CheckpointError as error:
             error.outcome = "not_committed"
             if not isinstance(error, DisagreementError):  # which may be about the step itself
@@ -130,6 +132,21 @@ class SaveOperation:
         return Direction.from_bytes(
             run_together(coordinator, "save-plan", session.options.deadline_secs, prepare, decide)
         )
+
+    def _compare_replicas(self) -> None:
+        options = self.session.options
+        if options.check_replicas == "trust" or self.session.coordinator.process_count == 1:
+            return
+        try:
+            compare_replicas(
+                self.session.coordinator,
+                self.flat.arrays,
+                self.direction.compares,
+                deadline_secs=options.deadline_secs,
+            )
+        except BaseException:
+            self.session.settle(self.step, self.direction.attempt, otherwise="not_committed")
+            raise
 
     # -- 3 stage -----------------------------------------------------------------------------------------------------
 

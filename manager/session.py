@@ -114,6 +114,7 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
             "save_every": options.save_every,
             "keep": repr(options.keep),
             "root_scope": options.root_scope,
+            "check_replicas": options.check_replicas,
         }
         return json.dumps(choices).encode()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from safepoint.formats.dtypes import torch_dtype
+from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.manager.adapters import ArrayLeaf, prefetch
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from safepoint.formats.manifest import TreePath
     from safepoint.formats.region import Region
+    from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.coordination import Transport
     from safepoint.manager.planner import WriteAssignment
     from safepoint.manager.staging import HostSlab
@@ -34,6 +35,7 @@ __all__ = [
     "flat_bytes",
     "piece_bytes",
     "raw_view",
+    "region_bytes",
     "send_parts",
     "take_snapshot",
 ]
@@ -53,6 +55,11 @@ class PlannedPiece:
     region: Region
     num_bytes: int
     parts: tuple[WriteAssignment, ...]
+
+
+def region_bytes(spec: ArraySpec, region: Region) -> int:
+    """Return the size of a region of a leaf in bytes."""
+    return region.num_elements * ITEM_BYTES[spec.dtype]
 
 
 def piece_bytes(piece: PlannedPiece) -> int:
@@ -171,7 +178,7 @@ def send_parts(
     """
 
     def part_bytes(part: WriteAssignment) -> int:
-        return part.region.num_elements * torch_dtype(arrays[part.path].spec.dtype).itemsize
+        return region_bytes(arrays[part.path].spec, part.region)
 
     for batch in batches(parts, part_bytes):
         prefetch([arrays[path] for path in dict.fromkeys(part.path for part in batch)])

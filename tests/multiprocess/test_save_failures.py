@@ -15,6 +15,7 @@ from safepoint.manager import CheckpointManager, KeepLast
 from safepoint.manager.errors import (
     CheckpointError,
     CorruptDataError,
+    DisagreementError,
     InvalidArgumentError,
     PeerFailedError,
     RendezvousTimeoutError,
@@ -269,3 +270,23 @@ def save_next_case(_rank: int, root: str) -> None:
 def save_case(_rank: int, root: str) -> None:
     with open_manager(root, mode="sharded") as manager:
         manager.save(7, make_state((2,)))
+
+
+def replicas_case(rank: int, root: str) -> tuple[str | None, str | None, list[int]]:
+    state = {"same": torch.ones(4), "buffer": torch.full((3,), float(rank // 2)), **make_state((3,))}
+    with open_manager(f"{root}/strict", check_replicas="error") as manager:
+        error = error_of(manager.save, 1, state)
+        assert isinstance(error, DisagreementError)
+        assert manager.save(2, {"same": torch.ones(4), **make_state((3,))}).saved
+        steps = [info.step for info in manager.steps()]
+    with open_manager(f"{root}/trusting") as manager:
+        assert manager.save(1, state).saved
+    return error.leaf, str(error), steps
+
+
+def test_replicas_that_differ_are_named_where_that_is_asked_for(pool3: PoolView, tmp_path: Path) -> None:
+    for leaf, text, steps in pool3.run(replicas_case, str(tmp_path)):
+        assert leaf == "buffer"
+        assert "process(es) 0, 1 differ from those of process(es) 2" in str(text)
+        assert steps == [2]
+    assert {path.name for path in (tmp_path / "strict").iterdir()} == {"2", ".safepoint"}
