@@ -27,6 +27,7 @@ from safepoint.manager.retention import RetentionWorker
 from safepoint.manager.saving import SaveOperation
 from safepoint.manager.session import open_session
 from safepoint.manager.staging import HostSlab
+from safepoint.manager.verifying import verify_steps
 
 if TYPE_CHECKING:
     import os
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from safepoint.manager.commit import CommittedStep
+    from safepoint.manager.errors import CheckpointError
 
 __all__ = ["CheckpointManager"]
 
@@ -296,6 +298,18 @@ class CheckpointManager:
         self._check_open()
         committed = self._committed()
         return committed[-1].record.step if committed else None
+
+    def verify(self, step: int | None = None) -> list[CheckpointError]:
+        """Read every byte of a step, or of all, and return what is wrong: an error for each file. Local: meets nobody.
+
+        Raises:
+            StepNotFoundError: the step is not committed; lists those that are.
+            StorageError: the root cannot be listed.
+        """
+        self._check_open()
+        private = self._options.root_scope == "per_process"
+        index = self._coordinator.process_index if private else None
+        return verify_steps(self._session.storage, step=None if step is None else check_step(step), private_to=index)
 
     def _committed(self) -> list[CommittedStep]:
         return list(self._session.committer.list_steps())

@@ -229,7 +229,8 @@ def _check_process(
     if record.scope != "per_process" or record.process_index == process_index:
         return found
     error = CorruptDataError(
-        f"this is the root of process {process_index}, but the step was committed here by process {record.process_index}",
+        f"this is the root of process {process_index}, but the step was committed here by process "
+        f"{record.process_index}",
         step=record.step,
         path=storage.describe(f"{found.prefix}/{COMMIT_NAME}"),
         process_index=process_index,
