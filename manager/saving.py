@@ -27,9 +27,9 @@ from safepoint.manager.errors import (
 from safepoint.manager.manifesting import assemble_manifest, check_written
 from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
-from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts, take_snapshot
+from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts
 from safepoint.manager.state import FlatState, flatten
-from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, write_files
+from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, stage_files, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class SaveOperation:
     flat: FlatState = field(init=False)
     timings: dict[str, float] = field(default_factory=dict)
     _files: list[PlannedFile] = field(default_factory=list)
-    _source: Source | None = None
+    _source: Source | Sequence[memoryview] | None = None
     _transport: Transport | None = None
     _stage_error: Exception | None = None
     _report: WriteReport | None = None
@@ -190,8 +190,7 @@ class SaveOperation:
             self._source = LiveSource(self.flat.arrays)
         if not self.blocking:
             self._send()
-            pieces = [piece for file in self._files for piece in file.pieces]
-            self._source = take_snapshot(pieces, self._source, self.slab)
+            self._source = stage_files(self._files, self._source, self.slab)
 
     def _specs(self) -> Mapping[TreePath, ArraySpec]:
         if self.session.coordinator.is_primary and self.session.options.root_scope == "shared":
@@ -370,7 +369,7 @@ class SaveOperation:
     def _prefix(self) -> str:
         return self.session.committer.prefix_of(self.step, self.direction.attempt)
 
-    def _required_source(self) -> Source:
+    def _required_source(self) -> Source | Sequence[memoryview]:
         if self._source is None:
             raise RuntimeError("complete() before stage()")
         return self._source

@@ -1,4 +1,4 @@
-"""Where a writer takes the host bytes of a piece from: the live state, other processes, or a snapshot.
+"""Where a writer takes the host bytes of a piece from: the live state, or other processes.
 
 A writer asks for its pieces in file order, batch by batch, so that no more of the state than one batch (or one leaf,
 where a leaf is larger) is on the host twice. Knows nothing of files.
@@ -13,6 +13,7 @@ import torch
 
 from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.manager.adapters import ArrayLeaf, prefetch
+from safepoint.manager.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,25 +23,27 @@ if TYPE_CHECKING:
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.coordination import Transport
     from safepoint.manager.planner import WriteAssignment
-    from safepoint.manager.staging import HostSlab
 
 __all__ = [
     "GatherSource",
     "LiveSource",
     "PlannedPiece",
-    "SnapshotSource",
     "Source",
     "batches",
     "byte_view",
     "flat_bytes",
+    "packed",
     "piece_bytes",
     "raw_view",
     "region_bytes",
     "send_parts",
-    "take_snapshot",
 ]
 
 BATCH_BYTES = 128 << 20
+"""How much is brought from a device at once."""
+
+RUN_BYTES = 32 << 20
+"""How much is copied at once: pieces that are not contiguous on the host exist twice until then."""
 
 T = TypeVar("T")
 
@@ -74,7 +77,7 @@ class Source(Protocol):
         """Announce the pieces that will be loaded next."""
 
     def load(self, piece: PlannedPiece) -> torch.Tensor:
-        """Return the piece as a contiguous host tensor, valid until the next call."""
+        """Return the piece as a contiguous host tensor, valid until its memory is changed."""
 
 
 class LiveSource:
@@ -140,29 +143,16 @@ class GatherSource:
         self._transport.receive(flat_bytes(data), source=part.source, deadline_secs=self._deadline_secs)
 
 
-class SnapshotSource:
-    """Copies that were staged before the caller went on."""
-
-    def __init__(self, copies: Mapping[tuple[TreePath, Region], torch.Tensor]) -> None:
-        self._copies = copies
-
-    def prepare(self, pieces: Sequence[PlannedPiece]) -> None:
-        """Do nothing: everything is on the host."""
-
-    def load(self, piece: PlannedPiece) -> torch.Tensor:
-        """Return the staged copy."""
-        return self._copies[piece.path, piece.region]
-
-
-def take_snapshot(pieces: Sequence[PlannedPiece], source: Source, slab: HostSlab) -> SnapshotSource:
-    """Copy all pieces into the slab; when this returns, the caller may change anything."""
-    slab.reset(sum(piece.num_bytes for piece in pieces), len(pieces))
-    copies = {}
+def packed(
+    pieces: Sequence[PlannedPiece], source: Source, room_for: Callable[[int], torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Load pieces run by run, and copy each run to where `room_for(num_bytes)` says; yield that."""
     for batch in batches(pieces, piece_bytes):
         source.prepare(batch)
-        for piece in batch:
-            copies[piece.path, piece.region] = slab.copy(source.load(piece))
-    return SnapshotSource(copies)
+        for run in batches(batch, piece_bytes, RUN_BYTES):
+            out = room_for(sum(piece.num_bytes for piece in run))
+            pack([source.load(piece) for piece in run], out)
+            yield out
 
 
 def send_parts(

@@ -1,18 +1,37 @@
 """Host memory of an async save: one slab, touched once and used again by every save.
 
 Fresh pages are the hidden cost of a copy (6 to 9 times the time of touched ones), so the slab is private, anonymous,
-advised to use huge pages, and kept between saves. Knows nothing of leaves, files or processes.
+advised to use huge pages, and kept between saves. It holds images of whole files, each beginning on a page, so that a
+writer can hand it to direct I/O as it is. Knows nothing of leaves, files or processes.
 """
 
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
-__all__ = ["HostSlab"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-ALIGNMENT_BYTES = 64
+__all__ = ["HostSlab", "huge_pages"]
+
+PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def huge_pages(num_bytes: int) -> torch.Tensor:
+    """Return fresh zeroed memory as bytes, in huge pages where the kernel has them; freed with the last view of it."""
+    slack = HUGE_PAGE_BYTES if num_bytes >= HUGE_PAGE_BYTES else 0
+    memory = mmap.mmap(-1, num_bytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if slack and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % slack if slack else 0
+    return whole[start : start + num_bytes]
 
 
 class HostSlab:
@@ -22,38 +41,24 @@ class HostSlab:
     """
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
         self._bytes: torch.Tensor = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes allocated."""
         return self._bytes.numel()
 
-    def reset(self, num_bytes: int, num_pieces: int) -> None:
-        """Forget what the slab holds and make room for `num_bytes` in `num_pieces` pieces.
+    def images(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Forget what the slab holds; return room for one image of each size, as bytes, valid until the next call.
 
         Allocates only when there is less room than that; the old memory is let go first.
         """
-        needed = num_bytes + num_pieces * ALIGNMENT_BYTES
-        self._used = 0
-        if needed <= self.capacity_bytes:
-            return
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._memory = None  # views of the last save, if any are left, keep the old mapping alive
-        memory = mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = memory
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
-
-    def copy(self, data: torch.Tensor) -> torch.Tensor:
-        """Copy a contiguous host tensor into the slab; return the copy, valid until the next `reset`."""
-        num_bytes = data.numel() * data.element_size()
-        start = self._used
-        self._used = -(-(start + num_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        raw = self._bytes[start : start + num_bytes]
-        if num_bytes:
-            raw.copy_(data.reshape(-1).view(torch.uint8))
-        return raw.view(data.dtype).reshape(data.shape)
+        starts = []
+        needed = 0
+        for size in sizes:
+            starts.append(needed)
+            needed += -(-size // PAGE_BYTES) * PAGE_BYTES
+        if needed > self.capacity_bytes:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # images of the last save, if any are left, keep theirs
+            self._bytes = huge_pages(needed)
+        return [self._bytes[start : start + size] for start, size in zip(starts, sizes, strict=True)]

@@ -5,25 +5,31 @@ Called by every process with its own assignments; the layout is a pure function 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from safepoint.formats.base import FileLayout, Format, Piece
 from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.manifest import FileEntry, Mode, ShardEntry, TreePath
 from safepoint.formats.region import Region
 from safepoint.manager.naming import file_keys, item_file, shard_file
-from safepoint.manager.sources import PlannedPiece, Source, batches, byte_view, piece_bytes
+from safepoint.manager.packing import SMALL_BYTES
+from safepoint.manager.sources import PlannedPiece, Source, batches, byte_view, packed, piece_bytes
 from safepoint.manager.wire import path_from_json, path_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from safepoint.formats.storage import Storage
+    from safepoint.formats.storage import FileWriter, Storage
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.planner import WriteAssignment
+    from safepoint.manager.staging import HostSlab
 
-__all__ = ["PlannedFile", "WriteReport", "plan_files", "write_files"]
+__all__ = ["PlannedFile", "WriteReport", "plan_files", "stage_files", "write_files"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +121,42 @@ def plan_files(
     return files
 
 
+def stage_files(files: Sequence[PlannedFile], source: Source, slab: HostSlab) -> list[memoryview]:
+    """Make the image of each file in the slab; when this returns, the caller may change anything."""
+    images = slab.images([file.layout.num_bytes for file in files])
+    for file, image in zip(files, images, strict=True):
+        header = file.layout.header
+        image.numpy()[: len(header)] = memoryview(header)
+        position = len(header)
+
+        def room_for(num_bytes: int, image: torch.Tensor = image) -> torch.Tensor:
+            nonlocal position
+            position += num_bytes
+            return image[position - num_bytes : position]
+
+        for _ in packed(file.pieces, source, room_for):
+            pass
+    return [image.numpy().data for image in images]
+
+
 def write_files(
-    storage: Storage, prefix: str, files: Sequence[PlannedFile], source: Source, *, process_index: int, attempt: str
+    storage: Storage,
+    prefix: str,
+    files: Sequence[PlannedFile],
+    source: Source | Sequence[memoryview],
+    *,
+    process_index: int,
+    attempt: str,
 ) -> WriteReport:
     """Write all files below `prefix`; return when they and their directories are durable.
+
+    Args:
+        storage: of the root.
+        prefix: of the attempt.
+        files: of this process.
+        source: of the pieces, or the image of each file (see `stage_files`).
+        process_index: of this process.
+        attempt: that writes.
 
     Raises:
         StorageError: the storage refused; the file in question is removed.
@@ -133,11 +171,10 @@ def write_files(
             storage.make_dir(parent)
             directories.add(parent)
         with storage.open_writer(path, num_bytes=file.layout.num_bytes) as writer:
-            writer.append(file.layout.header)
-            for batch in batches(file.pieces, piece_bytes):
-                source.prepare(batch)
-                for piece in batch:
-                    writer.append(byte_view(source.load(piece)))
+            if isinstance(source, Sequence):
+                writer.append(source[index])
+            else:
+                _append_all(writer, file, source)
             written = writer.finish()
         entries.append(
             FileEntry(
@@ -161,3 +198,25 @@ def write_files(
     for directory in sorted(directories, reverse=True):
         storage.sync_dir(directory)
     return WriteReport(files=tuple(entries), shards=tuple(shards))
+
+
+def _append_all(writer: FileWriter, file: PlannedFile, source: Source) -> None:
+    """Append the header and every piece; runs of small ones at once, through a buffer of their own."""
+    writer.append(file.layout.header)
+    for is_small, run in groupby(file.pieces, key=_is_small):
+        if is_small:
+            for packed_run in packed(tuple(run), source, _new_bytes):
+                writer.append(byte_view(packed_run))
+        else:
+            for batch in batches(run, piece_bytes):
+                source.prepare(batch)
+                for piece in batch:
+                    writer.append(byte_view(source.load(piece)))
+
+
+def _is_small(piece: PlannedPiece) -> bool:
+    return piece.num_bytes < SMALL_BYTES
+
+
+def _new_bytes(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)

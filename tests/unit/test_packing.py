@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import torch
+from safepoint.manager.packing import SMALL_BYTES, pack
+from safepoint.manager.staging import HostSlab
+
+
+def expected(tensors: list[torch.Tensor]) -> bytes:
+    return b"".join(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors)
+
+
+def test_packed_tensors_are_their_bytes_back_to_back() -> None:
+    bits = torch.arange(256, dtype=torch.uint8)
+    tensors = [
+        torch.randn(3, 5, dtype=torch.float64),
+        torch.empty(0, 4),
+        torch.tensor(2.5),
+        bits.view(torch.float32),  # all kinds of NaN
+        bits.view(torch.bfloat16),
+        bits.view(torch.float8_e4m3fn),
+        torch.randn(SMALL_BYTES),
+        bits.view(torch.complex64),
+        torch.tensor([True, False, True]),
+        bits.view(torch.int16),
+        torch.randn(7, dtype=torch.float16),
+        torch.randn(4 << 20),
+    ]
+    out = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+    pack(tensors, out)
+    assert out.numpy().tobytes() == expected(tensors)
+
+
+def test_packing_takes_an_odd_place() -> None:
+    tensors = [torch.randn(3), torch.randn(4)]
+    out = torch.zeros(29, dtype=torch.uint8)
+    pack(tensors, out[1:])
+    assert out.numpy().tobytes() == b"\0" + expected(tensors)
+
+
+def test_packing_takes_parameters_and_nothing() -> None:
+    parameter = torch.nn.Parameter(torch.randn(3))
+    out = torch.empty(12, dtype=torch.uint8)
+    pack([parameter], out)
+    assert out.numpy().tobytes() == expected([parameter.detach()])
+    pack([], out[:0])
+
+
+def test_a_slab_is_used_again_and_its_images_begin_on_pages() -> None:
+    slab = HostSlab()
+    first = slab.images([5000, 0, 3 << 20])
+    assert [image.numel() for image in first] == [5000, 0, 3 << 20]
+    assert all(image.data_ptr() % 4096 == 0 for image in first if image.numel())
+    capacity = slab.capacity_bytes
+    again = slab.images([3 << 20])
+    assert slab.capacity_bytes == capacity
+    assert again[0].data_ptr() == first[0].data_ptr()
+    assert slab.images([4 << 20])[0].numel() == 4 << 20
+    assert slab.capacity_bytes == 4 << 20
