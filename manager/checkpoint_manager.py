@@ -27,7 +27,6 @@ from safepoint.manager.retention import RetentionWorker
 from safepoint.manager.saving import SaveOperation
 from safepoint.manager.session import open_session
 from safepoint.manager.staging import HostSlab
-from safepoint.manager.verifying import verify_steps
 
 if TYPE_CHECKING:
     import os
@@ -300,16 +299,9 @@ class CheckpointManager:
         return committed[-1].record.step if committed else None
 
     def verify(self, step: int | None = None) -> list[CheckpointError]:
-        """Read every byte of a step, or of all, and return what is wrong: an error for each file. Local: meets nobody.
-
-        Raises:
-            StepNotFoundError: the step is not committed; lists those that are.
-            StorageError: the root cannot be listed.
-        """
+        """Read every byte of a step, or of all, and return what is wrong: an error for each file. Local: meets nobody."""
         self._check_open()
-        private = self._options.root_scope == "per_process"
-        index = self._coordinator.process_index if private else None
-        return verify_steps(self._session.storage, step=None if step is None else check_step(step), private_to=index)
+        return self._session.committer.verify(None if step is None else check_step(step))
 
     def _committed(self) -> list[CommittedStep]:
         return list(self._session.committer.list_steps())

@@ -35,6 +35,7 @@ from safepoint.manager.errors import (
 )
 from safepoint.manager.step_listing import CommittedStep, StepProblem, is_attempt
 from safepoint.manager.step_reading import StepReader, attempt_at
+from safepoint.manager.verifying import verify_steps
 
 if TYPE_CHECKING:
     from safepoint.formats.commit_record import CommitRecord
@@ -58,6 +59,10 @@ class Committer(StepReader):
         super().__init__(storage, private_to=process_index if scope == "per_process" else None)
         self._scope = scope
         self._process_index = process_index
+
+    def verify(self, step: int | None = None) -> list[CheckpointError]:
+        """Read every byte of a step, or of all, and return what is wrong; see `verify_steps`."""
+        return verify_steps(self._storage, step=step, private_to=self._private_to)
 
     # Making
 
