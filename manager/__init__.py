@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from safepoint.manager.adapting import AdaptationReport, Cast, Partial, Rename
 from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.per_process import PerProcess
@@ -10,15 +11,19 @@ from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.rng import RNGState
 
 __all__ = [
+    "AdaptationReport",
+    "Cast",
     "CheckpointError",
     "CheckpointManager",
     "KeepAll",
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "Partial",
     "PerProcess",
     "Policy",
     "RNGState",
+    "Rename",
     "RestoreResult",
     "SaveResult",
     "StepInfo",

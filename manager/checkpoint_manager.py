@@ -17,6 +17,7 @@ from safepoint.manager.options import (
     check_choice,
     check_metrics,
     check_step,
+    is_step,
     make_options,
 )
 from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
+    from safepoint.manager.adapting import Adaptation
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.errors import CheckpointError
 
@@ -166,7 +168,7 @@ class CheckpointManager:
         started = time.monotonic()
         self._check_open()
         check_choice("on_exists", on_exists, get_args(OnExists))
-        if not force and _is_step(step) and not is_due(check_step(step), self._options.save_every, force=False):
+        if not force and is_step(step) and not is_due(check_step(step), self._options.save_every, force=False):
             return SaveResult(step=int(step), saved=False, reason=f"not a multiple of {self._options.save_every}")
 
         def check() -> tuple[int, dict[str, float]]:
@@ -227,6 +229,7 @@ class CheckpointManager:
         *,
         items: Collection[str] | None = None,
         keys: Collection[str] | None = None,
+        adapt: Collection[Adaptation] = (),
     ) -> RestoreResult | None:
         """Restore the step committed last that is sound for every process. Called by all processes.
 
@@ -239,7 +242,9 @@ class CheckpointManager:
             NoRestorableStepError: steps are committed, but none is sound. Nothing is deleted.
             StructureMismatchError: target and step differ; lists every difference. Nothing was changed.
         """
-        return self._restore(None, into, items, keys)
+        return self._restore(
+            RestoreOperation(session=self._session, step=None, into=into, items=items, keys=keys, adapt=adapt)
+        )
 
     def restore(
         self,
@@ -248,6 +253,7 @@ class CheckpointManager:
         *,
         items: Collection[str] | None = None,
         keys: Collection[str] | None = None,
+        adapt: Collection[Adaptation] = (),
     ) -> RestoreResult:
         """Restore one step. Called by all processes.
 
@@ -257,6 +263,7 @@ class CheckpointManager:
                 the step. None returns host tensors and mappings in the result's `state`.
             items: top-level keys to restore; None for all.
             keys: patterns (as in `fnmatch`) of dotted paths to restore, such as "model.layers.*"; None for all.
+            adapt: `Cast`, `Partial`, `Rename`: how the step may differ from `into`. The result tells what did.
 
         Raises:
             StepNotFoundError: not committed; lists the steps that are.
@@ -264,21 +271,16 @@ class CheckpointManager:
             CorruptDataError: the step is damaged; `target_modified` says whether parts were written to the target.
             RendezvousTimeoutError, PeerFailedError, DisagreementError: as for `save`.
         """
-        result = self._restore(step, into, items, keys)
+        result = self._restore(
+            RestoreOperation(session=self._session, step=step, into=into, items=items, keys=keys, adapt=adapt)
+        )
         if result is None:
             raise RuntimeError("an explicit step is restored or refused")
         return result
 
-    def _restore(
-        self,
-        step: int | None,
-        into: Mapping[str, Any] | None,
-        items: Collection[str] | None,
-        keys: Collection[str] | None,
-    ) -> RestoreResult | None:
+    def _restore(self, operation: RestoreOperation) -> RestoreResult | None:
         self._check_open()
         self._wait_in_flight()
-        operation = RestoreOperation(session=self._session, step=step, into=into, items=items, keys=keys)
         return operation.run()
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -387,11 +389,3 @@ class CheckpointManager:
             raise InvalidArgumentError(
                 "this checkpoint manager is closed", path=self._options.root, hint="Open a new one."
             )
-
-
-def _is_step(step: object) -> bool:
-    try:
-        check_step(step)
-    except InvalidArgumentError:
-        return False
-    return True

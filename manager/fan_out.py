@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from safepoint.manager.adapters import ArrayLeaf, ArraySpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from safepoint.formats.region import Region
 
-__all__ = ["FanOutLeaf", "fan_out", "holds_the_same"]
+__all__ = ["FanOutLeaf", "fan_out"]
 
 
 class FanOutLeaf(ArrayLeaf):
@@ -57,14 +57,3 @@ class FanOutLeaf(ArrayLeaf):
 def fan_out(leaves: Sequence[ArrayLeaf]) -> ArrayLeaf:
     """Return one leaf that fills all of these."""
     return leaves[0] if len(leaves) == 1 else FanOutLeaf(leaves)
-
-
-def holds_the_same(one: ArrayLeaf, other: ArrayLeaf) -> bool:
-    """Say whether two leaves of one layout hold the same bytes on this process."""
-    return all(
-        torch.equal(
-            one.read(region).reshape(-1).view(torch.uint8),
-            other.read(region).reshape(-1).view(torch.uint8),
-        )
-        for region in one.spec.regions
-    )

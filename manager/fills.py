@@ -1,7 +1,7 @@
-"""Which live array takes which stored leaf.
+"""Which live array takes which stored leaf, or which window on one.
 
-Owns the comparison of dtype, shape and kind, the allocation of arrays that the target does not have yet, and what to do
-where target and step tie different leaves. Must not know the tree's containers.
+Owns the comparison of dtype, shape and kind, and the allocation of arrays that the target does not have yet. What the
+target's arrays share is `shared_targets`'. Must not know the tree's containers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from safepoint.formats.dtypes import torch_dtype
+from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.formats.errors import CheckpointError, CorruptDataError
-from safepoint.formats.manifest import LeafEntry, Node, TreePath, display_path
+from safepoint.formats.manifest import LeafEntry, TreePath, display_path
 from safepoint.manager.adapters import ArrayLeaf, empty_like_parameter, wrap_array
+from safepoint.manager.adapters.numpy_array import NumpyLeaf
 from safepoint.manager.aliases import memory_key
-from safepoint.manager.errors import StructureMismatchError
-from safepoint.manager.fan_out import fan_out, holds_the_same
-from safepoint.manager.nodes import alias_path, node_data
+from safepoint.manager.casting import CastLeaf, can_cast
+from safepoint.manager.fan_out import fan_out
+from safepoint.manager.nodes import ARRAYS, alias_path, base_data, node_data
+from safepoint.manager.numpy_arrays import dtype_of_node, is_numpy, new_numpy
+from safepoint.manager.shared_targets import Claim, SharedTargets
+from safepoint.manager.windows import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Iterable
 
+    from safepoint.manager.adapting import Adapting
     from safepoint.manager.saved_tree import Saved
 
 __all__ = ["Fills"]
@@ -35,18 +40,16 @@ class Fills:
         problems: differences found, each beginning with the dotted path.
     """
 
-    def __init__(self, structure: Mapping[TreePath, Node], entries: Iterable[LeafEntry]) -> None:
+    def __init__(self, entries: Iterable[LeafEntry], adapting: Adapting) -> None:
         self.problems: list[str] = []
-        self._structure = structure
+        self._adapting = adapting
         self._entries = {entry.path: entry for entry in entries}
         self._wanted: dict[TreePath, list[ArrayLeaf]] = {}
-        self._taken: dict[Hashable, TreePath] = {}
-        self._kept: list[Any] = []  # keeps memory keys valid
-        self._ties: list[tuple[TreePath, TreePath, ArrayLeaf, ArrayLeaf]] = []
+        self._shared = SharedTargets()
 
     def source_of(self, saved: Saved) -> TreePath:
-        """Return the leaf whose data an array or alias has."""
-        return saved.path if saved.node.kind == "array" else alias_path(saved.node)
+        """Return the leaf whose data an array, alias or view has."""
+        return saved.origin if saved.node.kind == "array" else alias_path(saved.node)
 
     def entry(self, source: TreePath, saved: Saved) -> LeafEntry:
         """Return the stored leaf.
@@ -59,55 +62,72 @@ class Fills:
             raise CorruptDataError("the step has no data for this leaf", leaf=display_path(saved.path))
         return found
 
-    def is_numpy(self, source: TreePath) -> bool:
-        """Say whether a leaf was a numpy array."""
-        node = self._structure.get(source)
-        return node is not None and node_data(node).get("kind") == "numpy"
+    def shape_of(self, saved: Saved) -> tuple[str, tuple[int, ...]]:
+        """Return the dtype and shape of a saved array, as its leaf would have them."""
+        source = self.source_of(saved)
+        entry = self.entry(source, saved)
+        window = self._window(saved, entry)
+        return (entry.dtype, entry.shape) if window is None else (window.dtype, window.shape)
+
+    def _window(self, saved: Saved, entry: LeafEntry) -> Window | None:
+        if saved.node.kind != "view":
+            return None
+        num_bytes = ITEM_BYTES[entry.dtype]
+        for size in entry.shape:
+            num_bytes *= size
+        try:
+            return Window.from_json(node_data(saved.node).get("window"), num_bytes=num_bytes)
+        except CorruptDataError as error:
+            raise error.with_context(leaf=display_path(saved.path)) from None
 
     def entry_text(self, saved: Saved) -> str | None:
         """Return what a saved array is, in few words, or None for anything else."""
-        if saved.node.kind not in ("array", "alias"):
+        if saved.node.kind not in ARRAYS:
             return None
-        source = self.source_of(saved)
-        entry = self.entry(source, saved)
-        kind = "numpy array" if self.is_numpy(source) else "tensor"
-        return f"{entry.dtype} {kind} of shape {list(entry.shape)}"
+        dtype, shape = self.shape_of(saved)
+        told = _numpy_dtype(saved, dtype)
+        if told is not None:
+            dtype, shape = str(told), shape[:-1]
+        kind = "numpy array" if is_numpy(node_data(saved.node)) else "tensor"
+        return f"{dtype} {kind} of shape {list(shape)}"
 
     def fill(self, saved: Saved, live: Any, owner: object = None) -> Any:
         """Plan to fill a live array; return it, or the new one that must take its place."""
         source = self.source_of(saved)
         entry = self.entry(source, saved)
+        window = self._window(saved, entry)
         leaf = self._wrap(saved.path, live)
-        if leaf is None or not self._fits(saved, entry, leaf):
+        if leaf is None:
             return live
-        if isinstance(live, np.ndarray) and not live.flags.writeable:
-            return self._fresh(source, entry, live)
+        filled = self._fitted(saved, leaf)
+        if filled is None:
+            return live
+        if isinstance(live, np.ndarray) and not live.flags.writeable and window is None:
+            return self._fresh(source, entry, saved, live)
         reason = leaf.why_not_writable()
         if reason is not None:
             self._differ(saved.path, f"the target cannot be filled: {reason}")
             return live
-        key = memory_key(live, owner)
-        other = self._taken.get(key) if key is not None else None
-        if other is None:
-            self._take(key, source, live, leaf)
-        elif other != source:
-            self._tie(other, source, entry, leaf, live)
+        claim = Claim(path=saved.path, source=source, window=window, live=live, leaf=leaf, filled=filled, entry=entry)
+        if self._shared.add(claim, memory_key(live, owner)) and window is None:
+            self._wanted.setdefault(source, []).append(filled)
         return live
 
     def allocate(self, source: TreePath, saved: Saved, like: Any) -> Any:
         """Return a new array for a stored leaf, on the device and placements of `like` where that is an array."""
-        return self._fresh(source, self.entry(source, saved), like)
+        return self._fresh(source, self.entry(source, saved), saved, like)
 
     def allocate_state(self, source: TreePath, saved: Saved, parameter: torch.Tensor, device: torch.device) -> Any:
         """Return a new array for optimizer state: like its parameter where the shapes agree, else on `device`."""
         entry = self.entry(source, saved)
         like = parameter if entry.shape == tuple(parameter.shape) and parameter.device == device else device
-        return self._fresh(source, entry, like)
+        return self._fresh(source, entry, saved, like)
 
-    def _fresh(self, source: TreePath, entry: LeafEntry, like: Any) -> Any:
+    def _fresh(self, source: TreePath, entry: LeafEntry, saved: Saved, like: Any) -> Any:
         dtype = torch_dtype(entry.dtype)
-        if self.is_numpy(source):
-            made: Any = torch.empty(entry.shape, dtype=dtype).numpy()
+        data = base_data(saved.node)
+        if is_numpy(data):
+            made: Any = new_numpy(entry.shape, entry.dtype, data, like)
         elif isinstance(like, torch.Tensor):
             made = empty_like_parameter(like, entry.shape, dtype)
         else:
@@ -124,53 +144,59 @@ class Fills:
             self._differ(path, f"the target cannot be filled: {error.message}")
             return None
 
-    def _fits(self, saved: Saved, entry: LeafEntry, leaf: ArrayLeaf) -> bool:
+    def _fitted(self, saved: Saved, leaf: ArrayLeaf) -> ArrayLeaf | None:
+        """Return what takes the stored data for a live leaf, or None, with the differences noted."""
         found = len(self.problems)
-        numpy = self.is_numpy(entry.path)
-        if numpy != (leaf.spec.kind == "numpy"):
+        numpy = is_numpy(node_data(saved.node))
+        if numpy != isinstance(leaf, NumpyLeaf):
             kinds = ("a numpy array", "a tensor")
             one, other = kinds if numpy else kinds[::-1]
             self._differ(saved.path, f"kind: {one} in the step, {other} in the target")
-        if entry.dtype != leaf.spec.dtype:
-            self._differ(saved.path, f"dtype: {entry.dtype} in the step, {leaf.spec.dtype} in the target")
-        if entry.shape != leaf.spec.shape:
-            self._differ(saved.path, f"shape: {list(entry.shape)} in the step, {list(leaf.spec.shape)} in the target")
-        return len(self.problems) == found
+            return None
+        dtype, shape = self.shape_of(saved)
+        one, other = _same_numpy(saved, leaf, dtype) or (dtype, leaf.spec.dtype)
+        filled = leaf
+        if one != other:
+            if (one, other) == (dtype, leaf.spec.dtype) and self._may_cast(saved, one, other):
+                filled = CastLeaf(leaf, dtype)
+            else:
+                self._differ(saved.path, f"dtype: {one} in the step, {other} in the target")
+        if shape != leaf.spec.shape:
+            self._differ(saved.path, f"shape: {list(shape)} in the step, {list(leaf.spec.shape)} in the target")
+        return filled if len(self.problems) == found else None
 
-    def _take(self, key: Hashable | None, source: TreePath, live: Any, leaf: ArrayLeaf) -> None:
-        if key is not None:
-            self._taken[key] = source
-            self._kept.append(live)
-        self._wanted.setdefault(source, []).append(leaf)
-
-    def _tie(self, first: TreePath, second: TreePath, entry: LeafEntry, leaf: ArrayLeaf, live: Any) -> None:
-        """Read the second leaf beside the memory that both share, to see that they are equal."""
-        made = self._fresh(second, entry, live)
-        beside = wrap_array(made, second)
-        assert beside is not None  # it was made an array above
-        self._ties.append((first, second, leaf, beside))
+    def _may_cast(self, saved: Saved, one: str, other: str) -> bool:
+        if not self._adapting.may_cast(saved.path) or not can_cast(one, other):
+            return False
+        self._adapting.note_cast(saved.path, one, other)
+        return True
 
     def _differ(self, path: TreePath, message: str) -> None:
         self.problems.append(f"{display_path(path)}: {message}")
+
+    def settle(self) -> SharedTargets:
+        """Decide, once all is matched, how windows and shared memory are filled; return what is to be done later."""
+        for source, leaf in self._shared.settle():
+            self._wanted.setdefault(source, []).append(leaf)
+        return self._shared
 
     def wanted(self) -> dict[TreePath, ArrayLeaf]:
         """Return the live leaf of each stored leaf that is to be read."""
         return {source: fan_out(leaves) for source, leaves in self._wanted.items()}
 
-    def check_ties(self) -> None:
-        """Check that leaves which the target ties, and the step does not, have the same data.
 
-        Raises:
-            StructureMismatchError: they have not, so the target could not hold both.
-        """
-        problems = tuple(
-            f"{display_path(second)}: the target ties it to {display_path(first)}, and the step has other data for it"
-            for first, second, leaf, beside in self._ties
-            if not holds_the_same(leaf, beside)
-        )
-        if problems:
-            raise StructureMismatchError(
-                "the target ties what the step holds apart: " + "; ".join(problems),
-                mismatches=problems,
-                hint="Untie them in the target, or restore them one by one. The target was filled already.",
-            )
+def _numpy_dtype(saved: Saved, dtype: str) -> np.dtype[Any] | None:
+    """Return what the bytes of a leaf are the items of, where numpy alone has a name for it."""
+    told = dtype_of_node(node_data(saved.node)) if is_numpy(node_data(saved.node)) else None
+    return told if dtype == "uint8" else None
+
+
+def _same_numpy(saved: Saved, leaf: ArrayLeaf, dtype: str) -> tuple[str, str] | None:
+    """Return the dtypes of both sides if one is kept as bytes; None where the leaves' dtypes tell all."""
+    told = _numpy_dtype(saved, dtype)
+    live = leaf.numpy_dtype if isinstance(leaf, NumpyLeaf) and leaf.is_bytes else None
+    if told is None and live is None:
+        return None
+    if told == live:
+        return str(told), str(told)
+    return dtype if told is None else str(told), leaf.spec.dtype if live is None else str(live)

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from safepoint.formats.manifest import JSON, Node, PathKey, TreePath, display_path
-from safepoint.manager.nodes import SEQUENCES, container_node, node_data
+from safepoint.manager.nodes import ARRAYS, SEQUENCES, container_node, node_data
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.rebuild import ABSENT, Rebuilder, keys_of, replace_fields
 from safepoint.manager.statefuls import Form, load_state, stateful_form
 from safepoint.manager.values import enum_of, is_plain_type, type_name
 
 if TYPE_CHECKING:
+    from safepoint.manager.adapting import Adapting
     from safepoint.manager.fills import Fills
     from safepoint.manager.saved_tree import Saved, Selection
 
@@ -44,7 +45,7 @@ class Matcher:
         fills: which live array takes which stored leaf.
         selection: what is wanted; the extents of the saved tree say it for what is in the step.
         own: index and number of the restoring processes.
-        strict: whether what only one side has is a difference.
+        adapting: what may differ, and the notes of what does.
         visit_stateful: how an object with a state is matched; given, since it needs the matcher in turn.
     """
 
@@ -54,14 +55,14 @@ class Matcher:
         selection: Selection,
         *,
         own: tuple[int, int],
-        strict: bool,
+        adapting: Adapting,
         visit_stateful: Callable[[Matcher, Saved, Any, Form], Make],
     ) -> None:
         self.fills = fills
         self.problems = fills.problems
         self.own = own
         self._selection = selection
-        self._strict = strict
+        self.adapting = adapting
         self._visit_stateful = visit_stateful
         self._is_data: dict[int, bool] = {}
 
@@ -73,12 +74,20 @@ class Matcher:
 
     def note_missing(self, path: TreePath, live: Any) -> None:
         """Note what the target has and the step has not, if it is wanted."""
-        if self._strict and self._selection.wants(path):
+        if not self._selection.wants(path):
+            return
+        if self.adapting.may_differ(path):
+            self.adapting.note_missing(path)
+        else:
             self.differ(path, f"missing from the step; the target has {describe_live(live)} there")
 
     def note_extra(self, saved: Saved) -> None:
         """Note what the step has and the target has not, if it is wanted."""
-        if self._strict and saved.extent != "none":
+        if saved.extent == "none":
+            return
+        if self.adapting.may_differ(saved.path):
+            self.adapting.note_extra(saved.path)
+        else:
             self.differ(saved.path, f"extra in the step; the target has nothing there for {self._told(saved)}")
 
     def _told(self, saved: Saved) -> str:
@@ -100,7 +109,7 @@ class Matcher:
             return lambda: live
         if isinstance(live, PerProcess) or saved.node.kind == "per_process":
             return self._visit_per_process(saved, live)
-        if isinstance(live, (torch.Tensor, np.ndarray)) or saved.node.kind in ("array", "alias"):
+        if isinstance(live, (torch.Tensor, np.ndarray)) or saved.node.kind in ARRAYS:
             return self._visit_array(saved, live)
         form = None if is_plain_type(type(live)) else stateful_form(live)
         if form is not None:
@@ -108,7 +117,7 @@ class Matcher:
         return self._visit_inner(saved, live)
 
     def _visit_array(self, saved: Saved, live: Any) -> Make:
-        if saved.node.kind not in ("array", "alias") or not isinstance(live, (torch.Tensor, np.ndarray)):
+        if saved.node.kind not in ARRAYS or not isinstance(live, (torch.Tensor, np.ndarray)):
             return self._mismatch(saved, live)
         filled = self.fills.fill(saved, live)
         return lambda: filled

@@ -147,8 +147,8 @@ def _describe(node: Node, spec: ArraySpec | None) -> str:
     if node.kind == "value":
         return _short(node.data)
     data: Any = node.data if isinstance(node.data, dict) else {}
-    if node.kind == "alias":
-        return "an alias of another leaf"
+    if node.kind in ("alias", "view"):
+        return "the memory of another leaf"
     details = [str(data[name]) for name in ("class", "type", "form") if name in data]
     if "length" in data:
         details.append(f"of length {data['length']}")

@@ -4,8 +4,11 @@
                  children by encoded key, in order
     list, tuple  {"length"}; children 0, 1, …        deque  {"length", "maxlen"}
     namedtuple, dataclass   {"class", "fields"}; children by field
-    array        None, or {"kind": "numpy"}; its data is in the files
-    alias        {"path": keys}: the same memory as the array at that path
+    array        None, or {"kind": "numpy", "dtype"}; its data is in the files. "dtype" is there where the leaf's does
+                 not say all: of arrays kept as bytes, and of those in another byte order
+    alias        {"path": keys}, and what an array has: the same memory as the array at that path
+    view         {"path": keys, "window": a `Window`, "base": data of that array's node}, and what an array has: a part
+                 of its memory. Where no array of the state holds what several views show, a child of the first does
     value        a plain value in the form of `values`
     stateful     {"form", "class", "metadata", "wrapped"}; children: those of its state, or the one child "state"
                  where the state is no mapping (wrapped)
@@ -18,27 +21,36 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from safepoint.formats.errors import UnsupportedValueError
+from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 from safepoint.formats.manifest import JSON, Node, PathKey, TreePath
 from safepoint.manager.tree_keys import encode_key, key_from_json, key_to_json
 from safepoint.manager.values import encode_value, type_name
 
+if TYPE_CHECKING:
+    from safepoint.manager.windows import Window
+
 __all__ = [
+    "ARRAYS",
     "FACTORIES",
     "MAPPINGS",
     "SEQUENCES",
     "alias_node",
     "alias_path",
+    "base_data",
     "children_of",
     "container_node",
     "encode_metadata",
     "is_namedtuple",
     "mapping_node",
     "node_data",
+    "view_node",
 ]
+
+ARRAYS = frozenset({"array", "alias", "view"})
+"""Kinds of nodes that are an array in the state."""
 
 MAPPINGS: Mapping[str | None, type[dict[Any, Any]]] = {
     None: dict,
@@ -153,16 +165,32 @@ def _entries(value: Mapping[Any, Any]) -> Iterator[tuple[PathKey, Any]]:
         yield encoded, child
 
 
-def alias_node(path: TreePath) -> Node:
-    """Return the node that says: the same memory as the array at `path`."""
-    return Node(kind="alias", data={"path": [key_to_json(key) for key in path]})
+def alias_node(path: TreePath, node: Node) -> Node:
+    """Return the node that says: the same memory as the array at `path`, whose node this is."""
+    return Node(kind="alias", data={**node_data(node), "path": [key_to_json(key) for key in path]})
+
+
+def view_node(path: TreePath, base: Node, window: Window, node: Node) -> Node:
+    """Return the node that says: this window on the array at `path`; it takes the place of an array's node."""
+    data = {**node_data(node), "path": [key_to_json(key) for key in path], "window": window.to_json()}
+    return Node(kind="view", data={**data, "base": base.data} if base.data else data)
+
+
+def base_data(node: Node) -> Mapping[str, JSON]:
+    """Return the data of the node of the array that an array, alias or view shows."""
+    if node.kind != "view":
+        return node_data(node)
+    base = node_data(node).get("base")
+    return base if isinstance(base, dict) else {}
 
 
 def alias_path(node: Node) -> TreePath:
-    """Return where the array is that an alias shows.
+    """Return where the array is that an alias or view shows.
 
     Raises:
         CorruptDataError: the node says nothing of the kind.
     """
-    keys: Sequence[JSON] = node_data(node).get("path", ())
+    keys = node_data(node).get("path")
+    if not isinstance(keys, list):
+        raise CorruptDataError(f"an {node.kind} without the path of its array")
     return tuple(key_from_json(key) for key in keys)

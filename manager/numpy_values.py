@@ -1,6 +1,6 @@
-"""numpy scalars of every dtype that numpy has without objects, to tagged JSON and back, bit for bit.
+"""numpy's dtypes, and scalars of every dtype that numpy has without objects, to JSON and back, bit for bit.
 
-Part of `values`, apart only for its size; must not know anything else.
+A part of `values`, apart only for its size; must not know anything else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from safepoint.formats.errors import UnsupportedValueError
 if TYPE_CHECKING:
     from safepoint.formats.manifest import JSON
 
-__all__ = ["check_dtype_text", "decode_numpy", "encode_numpy"]
+__all__ = ["decode_dtype", "decode_numpy", "encode_dtype", "encode_numpy"]
 
+_MAX_DTYPE_DEPTH = 16
 _DTYPE = re.compile(r"[qQ]|[<>|=][biufcSUVmM]\d{1,9}(\[\d{0,9}[a-zA-Zμ]{1,7}\])?")
 
 
@@ -33,8 +34,8 @@ def encode_numpy(value: np.generic) -> JSON:
         return {"numpy.bytes": base64.b64encode(bytes(value)).decode()}
     dtype = value.dtype
     # C's long long has a type of its own, which only its letter tells from that of the same width.
-    text = dtype.char if dtype.char in "qQ" else dtype.str
-    if dtype.names is not None or dtype.hasobject or not _is_numpys_own(text, value):
+    text = dtype.char if dtype.char in "qQ" else encode_dtype(dtype)
+    if text is None or decode_dtype(text).type is not type(value):
         raise UnsupportedValueError(
             f"a numpy scalar of dtype {dtype} cannot be kept exactly",
             hint="Keep it as an array or a tensor, its fields one by one, or as a plain number.",
@@ -42,35 +43,69 @@ def encode_numpy(value: np.generic) -> JSON:
     return {"numpy": [text, base64.b64encode(value.tobytes()).decode()]}
 
 
-def _is_numpys_own(text: str, value: np.generic) -> bool:
-    # Extension dtypes (bfloat16 of ml_dtypes) call themselves void or float; made again from their text they differ.
-    return _DTYPE.fullmatch(text) is not None and np.dtype(text).type is type(value)
+def encode_dtype(dtype: np.dtype[Any]) -> JSON:
+    """Return the form of a dtype, or None where it could not be made again: objects, and what others add to numpy."""
+    form = _dtype_form(dtype)
+    try:
+        same = not dtype.hasobject and decode_dtype(form) == dtype
+    except (ValueError, TypeError):
+        same = False
+    return form if same else None
 
 
-def check_dtype_text(text: object) -> np.dtype[Any]:
-    """Return the dtype that `dtype.str` described.
+def _dtype_form(dtype: np.dtype[Any]) -> JSON:
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return {"base": _dtype_form(base), "shape": list(shape)}
+    if dtype.names is None:
+        return dtype.str
+    fields = [dtype.fields[name] for name in dtype.names] if dtype.fields is not None else []
+    form = {
+        "names": list(dtype.names),
+        "formats": [_dtype_form(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+        "align": dtype.isalignedstruct,
+    }
+    titles = [field[2] if len(field) > 2 else None for field in fields]  # noqa: PLR2004 - numpy's own tuple
+    return {**form, "titles": titles} if any(titles) else form
+
+
+def decode_dtype(form: JSON, depth: int = 0) -> np.dtype[Any]:
+    """Return the dtype that `encode_dtype` described, as anybody may have written it.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError, TypeError, LookupError: it is none.
     """
-    if not isinstance(text, str) or not _DTYPE.fullmatch(text):
-        raise ValueError(f"{text!r} is no numpy dtype")
-    return np.dtype(text)
+    if isinstance(form, str):
+        if not _DTYPE.fullmatch(form):
+            raise ValueError(f"{form!r} is no numpy dtype")
+        return np.dtype(form)
+    if not isinstance(form, dict) or depth > _MAX_DTYPE_DEPTH:
+        raise ValueError("not the form of a numpy dtype")
+    if "base" in form:
+        shape = tuple(form["shape"])
+        if not all(type(size) is int and 0 <= size < 1 << 31 for size in shape):
+            raise ValueError("a subarray has an impossible shape")
+        return np.dtype((decode_dtype(form["base"], depth + 1), shape))
+    fields = {name: form[name] for name in ("names", "offsets", "itemsize", "titles") if name in form}
+    formats = [decode_dtype(inner, depth + 1) for inner in form["formats"]]
+    described: Any = {**fields, "formats": formats}
+    made: np.dtype[Any] = np.dtype(described, align=form.get("align") is True)
+    return made
 
 
-def decode_numpy(tag: str, payload: Any) -> np.generic:
+def decode_numpy(tag: str, payload: Any) -> Any:
     """Return the scalar of a tagged form; ValueError, TypeError or LookupError where it is none."""
     if tag == "numpy.str":
         return np.str_(bytes.fromhex(payload).decode("utf-8", "surrogatepass"))
     if tag == "numpy.bytes":
         return np.bytes_(base64.b64decode(payload, validate=True))
     text, content = payload
-    dtype = check_dtype_text(text)
+    dtype = decode_dtype(text)
     data = base64.b64decode(content, validate=True)
     if len(data) != dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are no {dtype}")
     if not data:
-        empty: np.generic = dtype.type()  # numpy reads no element from an empty buffer
-        return empty
-    scalar: np.generic = np.frombuffer(data, dtype)[0]
-    return scalar
+        return np.zeros((), dtype)[()]  # numpy reads no element from an empty buffer
+    return np.frombuffer(bytearray(data), dtype)[0]

@@ -21,6 +21,7 @@ __all__ = [
     "check_choice",
     "check_metrics",
     "check_step",
+    "is_step",
     "make_options",
 ]
 
@@ -106,6 +107,15 @@ def check_step(step: Any) -> int:
     if not 0 <= number < 1 << 63:
         raise InvalidArgumentError(f"a step is a whole number from 0 to 2**63 - 1, got {number}")
     return number
+
+
+def is_step(step: object) -> bool:
+    """Say whether `check_step` takes it."""
+    try:
+        check_step(step)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:

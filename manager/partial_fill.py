@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from safepoint.manager.nodes import ARRAYS
 from safepoint.manager.rebuild import ABSENT
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def fill_selected(matcher: Matcher, saved: Saved, live: Any) -> None:
     """Plan to fill each selected array of a subtree into its counterpart in `live`; values are left as they are."""
     if saved.extent == "none":
         return
-    if saved.node.kind in ("array", "alias"):
+    if saved.node.kind in ARRAYS:
         if isinstance(live, (torch.Tensor, np.ndarray)):
             matcher.fills.fill(saved, live)
         else:

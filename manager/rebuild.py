@@ -13,14 +13,18 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from safepoint.formats.errors import CorruptDataError
 from safepoint.formats.manifest import PathKey, TaggedKey, TreePath, display_path
 from safepoint.manager.nodes import FACTORIES, MAPPINGS, SEQUENCES, alias_path, is_namedtuple, node_data
+from safepoint.manager.numpy_arrays import with_dtype
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.saved_tree import Saved
 from safepoint.manager.statefuls import state_of, stateful_form
 from safepoint.manager.tree_keys import decode_key, encode_key
 from safepoint.manager.values import decode_value, enum_of
+from safepoint.manager.windows import Window, open_window
 
 __all__ = ["ABSENT", "Rebuilder", "keys_of", "replace_fields"]
 
@@ -59,6 +63,7 @@ class Rebuilder:
             "value": self._value,
             "array": self._array,
             "alias": self._array,
+            "view": self._view,
             "dict": self._dict,
             "namedtuple": self._namedtuple,
             "dataclass": self._dataclass,
@@ -91,10 +96,19 @@ class Rebuilder:
             raise error.with_context(leaf=display_path(saved.path)) from None
 
     def _array(self, saved: Saved, like: Any) -> Any:
-        source = saved.path if saved.node.kind == "array" else alias_path(saved.node)
+        source = saved.origin if saved.node.kind == "array" else alias_path(saved.node)
         if source not in self._arrays:
             self._arrays[source] = self._array_of(source, saved, like)
         return self._arrays[source]
+
+    def _view(self, saved: Saved, like: Any) -> Any:
+        base = self._array(saved, ABSENT if isinstance(like, np.ndarray) else like)
+        try:
+            num_bytes = base.nbytes
+            window = Window.from_json(node_data(saved.node).get("window"), num_bytes=num_bytes)
+            return with_dtype(open_window(base, window), node_data(saved.node))
+        except CorruptDataError as error:
+            raise error.with_context(leaf=display_path(saved.path)) from None
 
     def _children(self, saved: Saved, like: Any) -> list[tuple[Any, Any]]:
         live_keys = keys_of(like)

@@ -15,6 +15,7 @@ import torch
 
 from safepoint.formats.dtypes import torch_dtype
 from safepoint.manager.adapters import wrap_array
+from safepoint.manager.adapting import AdaptationReport, Adapting
 from safepoint.manager.agreement import require_same
 from safepoint.manager.choosing import Candidate, Offer, choose_step, own_offer
 from safepoint.manager.coordination import run_together
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from safepoint.formats.manifest import Manifest, Node, TreePath
     from safepoint.manager.adapters import ArrayLeaf
+    from safepoint.manager.adapting import Adaptation
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.session import Session
 
@@ -57,6 +59,7 @@ class RestoreOperation:
         into: the target; None returns host tensors.
         items: top-level keys to restore; None for all.
         keys: patterns of dotted paths to restore; None for all.
+        adapt: how the step may differ from the target.
     """
 
     session: Session
@@ -64,6 +67,7 @@ class RestoreOperation:
     into: Mapping[str, Any] | None
     items: Collection[str] | None = None
     keys: Collection[str] | None = None
+    adapt: Collection[Adaptation] = ()
     _target_modified: bool = False
     _problems: list[str] = field(default_factory=list)
     """Directories that should be steps and are not, as the primary found them."""
@@ -144,6 +148,7 @@ class RestoreOperation:
         session.committer.check_files(found, prepared.manifest)
         coordinator = session.coordinator
         if self.into is None:
+            Adapting.of(self.adapt, has_target=False)
             prepared.structure = select_structure(
                 prepared.manifest.structure,
                 items=self.items,
@@ -163,8 +168,10 @@ class RestoreOperation:
                 process_count=coordinator.process_count,
                 items=self.items,
                 keys=self.keys,
+                adapt=self.adapt,
             )
             prepared.leaves = dict(prepared.target.wanted)
+            prepared.target.check_shared(lambda leaves: self._fetch(prepared, leaves))
         prepared.fetches = plan_fetches(prepared.manifest, prepared.leaves)
 
     def _find(self, candidate: Candidate) -> CommittedStep:
@@ -180,6 +187,10 @@ class RestoreOperation:
             available=tuple(sorted(item.record.step for item in committer.list_steps())),
             hint="It was deleted meanwhile, or the processes do not share one root.",
         )
+
+    def _fetch(self, prepared: _Prepared, leaves: Mapping[TreePath, ArrayLeaf]) -> None:
+        manifest = prepared.required_manifest
+        fetch_leaves(self.session.storage, prepared.prefix, manifest, plan_fetches(manifest, leaves))
 
     def _read(self, prepared: _Prepared) -> None:
         prepared.num_bytes = fetch_leaves(
@@ -249,6 +260,7 @@ class RestoreOperation:
             state=state,
             skipped=(*self._problems, *self._unsound.values()),
             abandoned=chosen.abandoned,
+            adapted=AdaptationReport() if prepared.target is None else prepared.target.report(),
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from safepoint.manager.adapting import AdaptationReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +52,7 @@ class RestoreResult:
         state: the restored state as host tensors and mappings, when there was no target; else None.
         skipped: one text for each newer step that was passed over because it is not sound.
         abandoned: steps with higher numbers that were committed earlier, on a branch that was left.
+        adapted: what `adapt` let differ between step and target, on this process.
     """
 
     step: int
@@ -59,3 +62,4 @@ class RestoreResult:
     state: dict[str, Any] | None = None
     skipped: tuple[str, ...] = ()
     abandoned: tuple[int, ...] = ()
+    adapted: AdaptationReport = field(default_factory=AdaptationReport)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import fnmatch
 import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
 from safepoint.formats.manifest import Node, PathKey, TreePath, display_path
-from safepoint.manager.nodes import alias_path, node_data
+from safepoint.manager.nodes import ARRAYS, alias_path, node_data
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +29,8 @@ class Saved:
     """One node of a step's structure.
 
     Attributes:
-        path: where it is.
+        path: where it is, under its new name where it has one.
+        origin: where it is in the step.
         node: what it is.
         children: by key, in order.
         extent: how much of it is wanted.
@@ -37,6 +39,7 @@ class Saved:
     """
 
     path: TreePath
+    origin: TreePath
     node: Node
     children: dict[PathKey, Saved] = field(default_factory=dict)
     extent: Extent = "all"
@@ -95,8 +98,18 @@ def _compiled(keys: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(fnmatch.translate(key) for key in keys) if keys else r"(?!)")
 
 
-def build_tree(structure: Mapping[TreePath, Node], selection: Selection | None = None) -> Saved:
+def build_tree(
+    structure: Mapping[TreePath, Node],
+    selection: Selection | None = None,
+    *,
+    origins: Mapping[TreePath, TreePath] = MappingProxyType({}),
+) -> Saved:
     """Return the root of the tree, with the extent of each node.
+
+    Args:
+        structure: of the step.
+        selection: what is wanted; None is all.
+        origins: the path in the step of what was renamed.
 
     Raises:
         CorruptDataError: the root is no mapping.
@@ -104,7 +117,9 @@ def build_tree(structure: Mapping[TreePath, Node], selection: Selection | None =
     """
     index: dict[TreePath, Saved] = {}
     for path, node in structure.items():
-        saved = index[path] = Saved(path=path, node=node, holds_arrays=_is_more_than_data(node))
+        saved = index[path] = Saved(
+            path=path, origin=origins.get(path, path), node=node, holds_arrays=_is_more_than_data(node)
+        )
         if path:
             index[path[:-1]].children[path[-1]] = saved
     root = index.get(())
@@ -201,7 +216,5 @@ def own_part(saved: Saved, process_index: int, process_count: int) -> Saved | No
 def array_paths(structure: Mapping[TreePath, Node]) -> set[TreePath]:
     """Return the leaves whose data `unflatten` needs for this structure."""
     return {
-        path if node.kind == "array" else alias_path(node)
-        for path, node in structure.items()
-        if node.kind in ("array", "alias")
+        path if node.kind == "array" else alias_path(node) for path, node in structure.items() if node.kind in ARRAYS
     }

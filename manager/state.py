@@ -16,11 +16,14 @@ import torch
 from safepoint.formats.errors import CheckpointError, InvalidArgumentError, UnsupportedValueError
 from safepoint.formats.manifest import Node, PathKey, TreePath, display_path
 from safepoint.manager.adapters import ArrayLeaf, wrap_array
+from safepoint.manager.adapters.numpy_array import NumpyLeaf
 from safepoint.manager.aliases import memory_key
 from safepoint.manager.leaf_table import LeafTable
 from safepoint.manager.nodes import alias_node, children_of, container_node, encode_metadata
+from safepoint.manager.numpy_values import encode_dtype
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.refusals import refusal
+from safepoint.manager.shared_memory import store_once
 from safepoint.manager.statefuls import Form, metadata_of, state_of, stateful_form
 from safepoint.manager.values import encode_value, is_plain_type, type_name
 
@@ -59,6 +62,7 @@ def flatten(state: Mapping[str, Any], *, process_index: int, process_count: int)
     check_items(state)
     flattener = _Flattener(process_index, process_count)
     flattener.add_root(state)
+    store_once(flattener.flat.nodes, flattener.flat.arrays)
     return flattener.flat
 
 
@@ -79,8 +83,24 @@ def check_items(state: object) -> None:
 
 
 def array_node(leaf: ArrayLeaf) -> Node:
-    """Return the node of an array."""
-    return Node(kind="array", data={"kind": "numpy"} if leaf.spec.kind == "numpy" else None)
+    """Return the node of an array.
+
+    Raises:
+        UnsupportedValueError: a numpy dtype that could not be made again.
+    """
+    if not isinstance(leaf, NumpyLeaf):
+        return Node(kind="array")
+    dtype = leaf.numpy_dtype
+    if not leaf.is_bytes and dtype.isnative:
+        return Node(kind="array", data={"kind": "numpy"})
+    form = encode_dtype(dtype)
+    if form is None:
+        raise UnsupportedValueError(
+            f"numpy arrays of dtype {dtype} cannot be kept exactly",
+            leaf=leaf.name,
+            hint="Save each field as an array of its own, or a copy of a plain dtype.",
+        )
+    return Node(kind="array", data={"kind": "numpy", "dtype": form})
 
 
 def owners_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -127,7 +147,7 @@ class _Flattener:
         key = memory_key(value, owner)
         first = self._seen.get(key) if key is not None else None
         if first is not None and self.flat.arrays[first].spec.kind == leaf.spec.kind:
-            self.flat.nodes[path] = alias_node(first)
+            self.flat.nodes[path] = alias_node(first, self.flat.nodes[first])
             return
         if key is not None:
             self._seen[key] = path

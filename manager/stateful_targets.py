@@ -14,7 +14,7 @@ import torch
 from safepoint.formats.manifest import display_path
 from safepoint.manager.aliases import memory_key
 from safepoint.manager.matching import Make, Matcher, describe_live
-from safepoint.manager.nodes import node_data
+from safepoint.manager.nodes import ARRAYS, node_data
 from safepoint.manager.optimizers import visit_optimizer
 from safepoint.manager.partial_fill import fill_selected
 from safepoint.manager.rebuild import decode_metadata
@@ -122,7 +122,7 @@ def _visit_module(matcher: Matcher, saved: Saved, live: torch.nn.Module) -> Make
 def _visit_entry(matcher: Matcher, saved: Saved, name: str, live: Any, owner: torch.Tensor | None) -> Any:
     if name.rpartition(".")[2] == _EXTRA_STATE:
         return matcher.rebuild(saved, live)  # whatever the module gave; its shape may differ from save to save
-    if saved.node.kind in ("array", "alias") and isinstance(live, torch.Tensor):
+    if saved.node.kind in ARRAYS and isinstance(live, torch.Tensor):
         return matcher.fills.fill(saved, live, owner)
     return matcher.visit(saved, live)()
 

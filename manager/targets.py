@@ -1,6 +1,7 @@
 """Restoring into a live state: everything is compared first, then the data is read, then applied.
 
     match(…) → RestoreTarget      compares; changes nothing
+    target.check_shared(read)     sees to what the target ties and the step does not
     target.wanted                 the live leaves that the reader fills
     target.apply()                finishes leaves, loads objects, puts plain values in place
 
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.errors import InvalidArgumentError
+from safepoint.manager.adapting import Adaptation, AdaptationReport, Adapting
 from safepoint.manager.errors import StructureMismatchError
 from safepoint.manager.fills import Fills
 from safepoint.manager.matching import Make, Matcher
@@ -23,6 +25,7 @@ from safepoint.manager.stateful_targets import visit_stateful
 if TYPE_CHECKING:
     from safepoint.formats.manifest import LeafEntry, Node, TreePath
     from safepoint.manager.adapters import ArrayLeaf
+    from safepoint.manager.shared_targets import Read
 
 __all__ = ["RestoreTarget", "match"]
 
@@ -36,22 +39,37 @@ class RestoreTarget:
         wanted: the live leaf for each stored leaf that is to be read. It may be new memory that `apply` puts in place.
     """
 
-    def __init__(self, into: Mapping[str, Any], makes: Mapping[str, Make], fills: Fills) -> None:
+    def __init__(self, into: Mapping[str, Any], makes: Mapping[str, Make], fills: Fills, adapting: Adapting) -> None:
+        self._shared = fills.settle()
         self.wanted: dict[TreePath, ArrayLeaf] = fills.wanted()
         self._into = into
         self._makes = makes
-        self._fills = fills
+        self._adapting = adapting
+
+    def check_shared(self, read: Read) -> None:
+        """Check that the target can hold what it ties and the step does not. Changes nothing of the target.
+
+        Args:
+            read: fills leaves that are given by their paths in the step. Called only where there is such a tie.
+
+        Raises:
+            StructureMismatchError: the step has different data for it.
+        """
+        self._shared.check(read)
+
+    def report(self) -> AdaptationReport:
+        """Return what differs between step and target, as it was allowed to."""
+        return self._adapting.report()
 
     def apply(self) -> None:
         """Finish the restore. Call it once, after all of `wanted` was filled.
 
         Raises:
-            StructureMismatchError: the target ties leaves for which the step has different data.
             CheckpointError: an object refused its state.
         """
         for leaf in self.wanted.values():
             leaf.finish()
-        self._fills.check_ties()
+        self._shared.finish()
         for name, make in self._makes.items():
             value = make()
             if value is not self._into[name]:
@@ -68,7 +86,7 @@ def match(
     process_count: int,
     items: Collection[str] | None = None,
     keys: Collection[str] | None = None,
-    strict: bool = True,
+    adapt: Collection[Adaptation] = (),
 ) -> RestoreTarget:
     """Compare a target with a step, and plan how to fill it. Nothing is changed.
 
@@ -81,7 +99,7 @@ def match(
         items: names of the items to restore; None is all. Others are left untouched.
         keys: patterns as of `fnmatch` on dotted paths: what one matches is restored with everything below it. Of an
             object that is only partly selected, the selected tensors are filled, and no method of it is called.
-        strict: whether what only one side has is an error; differences of dtype, shape and kind always are.
+        adapt: differences that are allowed; without, every one is an error.
 
     Raises:
         StructureMismatchError: target and step differ; lists every difference.
@@ -89,10 +107,12 @@ def match(
     """
     check_items(into)
     selection = Selection.of(items, keys)
-    root = build_tree(structure, selection)
-    fills = Fills(structure, leaf_entries)
+    adapting = Adapting.of(adapt, has_target=True)
+    renamed = adapting.rename(structure)
+    root = build_tree(renamed.structure, selection, origins=renamed.old)
+    fills = Fills(leaf_entries, adapting)
     matcher = Matcher(
-        fills, selection, own=(process_index, process_count), strict=strict, visit_stateful=visit_stateful
+        fills, selection, own=(process_index, process_count), adapting=adapting, visit_stateful=visit_stateful
     )
     makes: dict[str, Make] = {}
     for name, live in into.items():
@@ -107,7 +127,7 @@ def match(
     if fills.problems:
         raise _mismatch(fills.problems)
     _check_mutable(into, makes)
-    return RestoreTarget(into, makes, fills)
+    return RestoreTarget(into, makes, fills, adapting)
 
 
 def _check_mutable(into: Mapping[str, Any], makes: Mapping[str, Make]) -> None:

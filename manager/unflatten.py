@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.errors import CorruptDataError
 from safepoint.formats.manifest import Node, TreePath, display_path
-from safepoint.manager.nodes import node_data
+from safepoint.manager.nodes import base_data
+from safepoint.manager.numpy_arrays import as_numpy, is_numpy
 from safepoint.manager.rebuild import Rebuilder
 from safepoint.manager.saved_tree import Saved, array_paths, build_tree, select_structure
 
@@ -45,8 +46,8 @@ def unflatten(
     def array_of(source: TreePath, saved: Saved, _: Any) -> Any:
         if source not in arrays:
             raise CorruptDataError("the data of this leaf is missing", leaf=display_path(saved.path))
-        numpy = node_data(structure.get(source, saved.node)).get("kind") == "numpy"
-        return arrays[source].numpy() if numpy else arrays[source]
+        data = base_data(saved.node)
+        return as_numpy(arrays[source], data) if is_numpy(data) else arrays[source]
 
     rebuilder = Rebuilder(array_of, report=None, own=(process_index, process_count))
     root = build_tree(structure)

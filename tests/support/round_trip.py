@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from safepoint.formats.fields import canonical_json, parse_json
 from safepoint.formats.manifest import LeafEntry, Node, TreePath
 from safepoint.formats.region import Region
 from safepoint.formats.tree import structure_from_rows, structure_to_rows
+from safepoint.manager.adapting import AdaptationReport
 from safepoint.manager.leaf_table import LeafTable
 from safepoint.manager.merging import merge_tables
 from safepoint.manager.state import flatten
@@ -21,6 +22,8 @@ from safepoint.manager.unflatten import array_paths, select_structure, unflatten
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from safepoint.manager.adapters import ArrayLeaf
+
 __all__ = ["Step", "save_step"]
 
 
@@ -29,11 +32,19 @@ class Step:
     structure: dict[TreePath, Node]
     entries: list[LeafEntry]
     data: dict[TreePath, torch.Tensor]
+    report: AdaptationReport = field(default_factory=AdaptationReport)
 
     def restore(self, into: Mapping[str, Any], *, own: tuple[int, int] = (0, 1), **options: Any) -> list[TreePath]:
         """Fill `into` as a restore does; return which leaves were read."""
         target = match(self.structure, self.entries, into, process_index=own[0], process_count=own[1], **options)
-        for path, leaf in target.wanted.items():
+        target.check_shared(self._read)
+        self._read(target.wanted)
+        target.apply()
+        self.report = target.report()
+        return list(target.wanted)
+
+    def _read(self, wanted: Mapping[TreePath, ArrayLeaf]) -> None:
+        for path, leaf in wanted.items():
             for region in leaf.spec.regions:
                 part = self.data[path][region.slices_in(Region.whole(self.data[path].shape))]
                 buffer = leaf.target_buffer(region)
@@ -41,8 +52,6 @@ class Step:
                     leaf.write(region, part.contiguous())
                 elif len(buffer):
                     buffer[:] = memoryview(part.contiguous().reshape(-1).view(torch.uint8).numpy())
-        target.apply()
-        return list(target.wanted)
 
     def without_target(self, *, own: tuple[int, int] = (0, 1), **selection: Any) -> dict[str, Any]:
         """Return the state as host tensors and mappings."""
