@@ -144,12 +144,14 @@ def test_sharded_tensors_keep_their_promises(spmd: Worker, case: str) -> None:
     assert error is None, error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_layout_is_read_and_written_from_any_other(spmd: Worker, dtype: str) -> None:
     error = spmd.run(f"layouts of {dtype}")
     assert error is None, error
 
 
+@pytest.mark.slow
 def test_shards_go_to_their_devices_however_many_there_are(spmd_16: Worker) -> None:
     error = spmd_16.run("layouts of int32")
     assert error is None, error
