@@ -11,12 +11,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from safepoint.formats.dtypes import torch_dtype
 from safepoint.manager.adapters import wrap_array
 from safepoint.manager.adapting import AdaptationReport, Adapting
 from safepoint.manager.agreement import require_same
+from safepoint.manager.allocating import allocate_leaves
 from safepoint.manager.choosing import Candidate, Offer, choose_step, own_offer
 from safepoint.manager.coordination import run_together
 from safepoint.manager.errors import (
@@ -37,6 +35,8 @@ from safepoint.manager.unflatten import array_paths, select_structure, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    import torch
 
     from safepoint.formats.manifest import Manifest, Node, TreePath
     from safepoint.manager.adapters import ArrayLeaf
@@ -286,8 +286,4 @@ class _Prepared:
 def _host_leaves(manifest: Manifest, structure: Mapping[TreePath, Node]) -> dict[TreePath, torch.Tensor]:
     """Return fresh host tensors for the leaves of (a part of) the structure."""
     wanted = array_paths(structure)
-    return {
-        entry.path: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype))
-        for entry in manifest.leaves
-        if entry.path in wanted
-    }
+    return allocate_leaves(manifest, [entry for entry in manifest.leaves if entry.path in wanted])

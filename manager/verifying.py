@@ -36,7 +36,8 @@ def verify_steps(storage: Storage, *, step: int | None = None, private_to: int |
         StepNotFoundError: the step asked for is not there; lists those that are.
         StorageError: the root cannot be listed.
     """
-    listing = StepReader(storage, private_to=private_to).listing()  # a new one: nothing is believed that was read before
+    # A new reader: nothing is believed that was read before.
+    listing = StepReader(storage, private_to=private_to).listing()
     found: list[tuple[int, CheckpointError]] = [
         (problem.step, problem.error) for problem in listing.problems if step in (None, problem.step)
     ]

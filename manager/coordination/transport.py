@@ -48,19 +48,28 @@ class GlooTransport(Transport):
         self.is_sound = True
         timeout = datetime.timedelta(seconds=deadline_secs)
 
+        absent: list[int] = []
+
         def make() -> Any:
-            store = connect()
+            store: Any = connect()
             store.set_timeout(timeout)
-            return ProcessGroupGloo(store, process_index, process_count, timeout)
+            store.set(f"came/{process_index}", "")
+            try:
+                return ProcessGroupGloo(store, process_index, process_count, timeout)
+            except (RuntimeError, OSError):
+                absent.extend(each for each in range(process_count) if not store.check([f"came/{each}"]))
+                raise
 
         self._worker: Worker[Any] = Worker("safepoint-transport", make)
         try:
-            self._worker.run(lambda _: None, until=time.monotonic() + deadline_secs)
+            # gloo gives up by itself at the deadline, and then it can be seen who did not come.
+            self._worker.run(lambda _: None, until=time.monotonic() + deadline_secs + _EXTRA_SECS)
         except (StuckError, RuntimeError, OSError) as error:
             self.close()
+            missing = f", without processes {absent}" if absent else ""
             raise RendezvousTimeoutError(
-                f"The processes could not be connected with each other: {_first_line(error) or 'no answer'}.",
-                absent=(),
+                f"The processes could not be connected with each other{missing}: {_first_line(error) or 'no answer'}.",
+                absent=tuple(absent),
                 deadline_secs=deadline_secs,
                 hint="gloo must find a network interface that all hosts share; GLOO_SOCKET_IFNAME names one.",
             ) from error
