@@ -81,7 +81,7 @@ class SignalWatch:
             try:
                 before = NativeAction.of(number)
                 self._former[number] = signal.signal(number, self._handle)
-            except (ValueError, OSError) as error:
+            except (TypeError, ValueError, OSError) as error:
                 raise InvalidArgumentError(f"signal {number!r} cannot be caught: {error}") from None
             if before.is_function and before.address != NativeAction.of(number).address:
                 self.native[number] = before
