@@ -134,12 +134,12 @@ class Adapting:
             InvalidArgumentError: something else is among them, or a restore without a target cannot do it.
         """
         given: object = adaptations or ()
-        chosen: list[object] = list(given) if isinstance(given, Collection) else [given]
+        chosen: list[object] = list(given) if isinstance(given, Collection) else [[given]]
         names: dict[str, str] = {}
         for adaptation in chosen:
             if not isinstance(adaptation, (Cast, Partial, Rename)):
                 raise InvalidArgumentError(
-                    f"adapt takes a list of Cast, Partial and Rename, got {adaptation!r}", hint="adapt=[Cast()]"
+                    f"adapt takes a list of Cast, Partial and Rename, got {adaptations!r}", hint="adapt=[Cast()]"
                 )
             if isinstance(adaptation, Rename):
                 names.update(adaptation.names)

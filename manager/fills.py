@@ -154,14 +154,15 @@ class Fills:
             self._differ(saved.path, f"kind: {one} in the step, {other} in the target")
             return None
         dtype, shape = self.shape_of(saved)
-        one, other = _same_numpy(saved, leaf, dtype) or (dtype, leaf.spec.dtype)
+        numpy_dtypes = _same_numpy(saved, leaf, dtype)
+        one, other = numpy_dtypes or (dtype, leaf.spec.dtype)
         filled = leaf
         if one != other:
-            if (one, other) == (dtype, leaf.spec.dtype) and self._may_cast(saved, one, other):
+            if numpy_dtypes is None and self._may_cast(saved, one, other):
                 filled = CastLeaf(leaf, dtype)
             else:
                 self._differ(saved.path, f"dtype: {one} in the step, {other} in the target")
-        if shape != leaf.spec.shape:
+        if shape != leaf.spec.shape and (one == other or numpy_dtypes is None):
             self._differ(saved.path, f"shape: {list(shape)} in the step, {list(leaf.spec.shape)} in the target")
         return filled if len(self.problems) == found else None
 

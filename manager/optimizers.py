@@ -73,14 +73,20 @@ def visit_optimizer(matcher: Matcher, saved: Saved, live: torch.optim.Optimizer)
             slot = slots.get(key)
             fill_selected(matcher, entry, like["state"].get(key if slot is None else slot.index, ABSENT))
         return lambda: live
-    state: dict[Any, Any] = {}
+    parameters = _parameters_of(live, like)
+    taken = {slot.index for slot in slots.values() if slot is not None}
+    # What the step knows nothing of stays as it is; of all others, what the step has not is gone.
+    state: dict[Any, Any] = {
+        index: like["state"][index] for index in (parameters.keys() - taken) & like["state"].keys()
+    }
     for key, entry in saved_state.children.items():
         slot = slots.get(key)
+        if key in slots and slot is None:
+            continue  # of a parameter that the target has not, as was allowed
         if slot is None:
             state[decode_key(key)] = matcher.rebuild(entry, like["state"].get(key, ABSENT))
         else:
             state[slot.index] = _match_state(matcher, entry, slot, like["state"].get(slot.index, {}))
-    parameters = {slot.index: slot.parameter for slot in slots.values()}
 
     def make() -> torch.optim.Optimizer:
         _load(live, state, groups, parameters, leaf=leaf)
@@ -94,8 +100,8 @@ def visit_optimizer(matcher: Matcher, saved: Saved, live: torch.optim.Optimizer)
 
 def _pair_groups(
     matcher: Matcher, saved: Saved, live: torch.optim.Optimizer, like: Sequence[Mapping[str, Any]]
-) -> tuple[list[dict[str, Any]] | None, dict[PathKey, _Slot]]:
-    """Return the groups to load, and the target's parameter for each saved index."""
+) -> tuple[list[dict[str, Any]] | None, dict[PathKey, _Slot | None]]:
+    """Return the groups to load, and the target's parameter for each saved index; None for one that it has not."""
     node = saved.children.get("param_groups")
     saved_groups = [] if node is None else list(node.children.values())
     path = (*saved.path, "param_groups")
@@ -103,7 +109,7 @@ def _pair_groups(
         matcher.differ(path, f"{len(saved_groups)} parameter groups in the step, {len(like)} in the target")
         return None, {}
     groups: list[dict[str, Any]] = []
-    slots: dict[PathKey, _Slot] = {}
+    slots: dict[PathKey, _Slot | None] = {}
     for index, (saved_group, live_group, like_group) in enumerate(
         zip(saved_groups, live.param_groups, like, strict=True)
     ):
@@ -116,8 +122,10 @@ def _pair_groups(
         if "param_names" in like_group:
             group["param_names"] = list(like_group["param_names"])
         for saved_index, place in zip(saved_indices, order, strict=True):
-            slots[saved_index] = _Slot(
-                index=like_group["params"][place], parameter=live_group["params"][place], group=group
+            slots[saved_index] = (
+                None
+                if place is None
+                else _Slot(index=like_group["params"][place], parameter=live_group["params"][place], group=group)
             )
         groups.append(group)
     return (groups if len(groups) == len(like) else None), slots
@@ -125,27 +133,48 @@ def _pair_groups(
 
 def _pair_parameters(
     matcher: Matcher, path: TreePath, group: Mapping[str, Any], like: Mapping[str, Any]
-) -> Sequence[int] | None:
+) -> Sequence[int | None] | None:
     """Return the place in the target's group of each saved parameter, by name where both sides have names."""
     saved_names, names = group.get("param_names"), like.get("param_names")
     if "param_names" in like and _are_names(saved_names, group["params"]) and _are_names(names, like["params"]):
-        places = {name: place for place, name in enumerate(names or ())}
-        known = set(saved_names or ())
-        for name in names or ():
-            if name not in known:
-                matcher.differ(path, f"parameter {name!r} of the target is missing from the step")
-        for name in saved_names or ():
-            if name not in places:
-                matcher.differ(path, f"parameter {name!r} of the step is not in the target")
-        return [places[name] for name in saved_names or ()] if known == set(places) else None
+        return _pair_names(matcher, path, saved_names or [], names or [])
     if len(group["params"]) != len(like["params"]):
         matcher.differ(path, f"{len(group['params'])} parameters in the step, {len(like['params'])} in the target")
         return None
     return range(len(like["params"]))
 
 
+def _pair_names(
+    matcher: Matcher, path: TreePath, saved_names: Sequence[str], names: Sequence[str]
+) -> Sequence[int | None] | None:
+    places = {name: place for place, name in enumerate(names)}
+    missing = [name for name in names if name not in set(saved_names)]
+    extra = [name for name in saved_names if name not in places]
+    adapting = matcher.adapting
+    refused = False
+    for side, told, note in (
+        (missing, "of the target is missing from the step", adapting.note_missing),
+        (extra, "of the step is not in the target", adapting.note_extra),
+    ):
+        for name in side:
+            if adapting.may_differ((*path, name)):
+                note((*path, name))
+            else:
+                matcher.differ(path, f"parameter {name!r} {told}")
+                refused = True
+    return None if refused else [places.get(name) for name in saved_names]
+
+
 def _are_names(names: object, parameters: Sequence[int]) -> bool:
     return isinstance(names, list) and len(set(names)) == len(names) == len(parameters)
+
+
+def _parameters_of(live: torch.optim.Optimizer, like: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    return {
+        index: parameter
+        for group, like_group in zip(live.param_groups, like["param_groups"], strict=True)
+        for index, parameter in zip(like_group["params"], group["params"], strict=True)
+    }
 
 
 # -- state ----------------------------------------------------------------------------------------------------------

@@ -210,15 +210,20 @@ def _disagreements(sharing: Sharing, claims: Sequence[Claim], read: Read) -> lis
         windows = {sharing.base: whole_window(spec.shape, spec.dtype), **windows}
         num_bytes = Region.whole(spec.shape).num_elements * torch_dtype(spec.dtype).itemsize
     if any(claims[number].filled is not claims[number].leaf for number in windows):
-        paths = [display_path(claims[number].path) for number in windows]
-        return [f"{paths[0]}: it shares memory with {', '.join(paths[1:])}, and is cast"]
+        first, *others = [display_path(claims[number].path) for number in windows]
+        return [f"{first}: it shares memory with {', '.join(others)}, and is cast"]
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
     values = {number: _values(claims[number], read)[0] for number in windows}
     for number, window in windows.items():
         put(values[number], memory, window)
-    first = display_path(claims[next(iter(windows))].path)
+    paths = {number: display_path(claims[number].path) for number in windows}
     return [
-        f"{display_path(claims[number].path)}: it shares memory with {first} in the target, and the step has other data"
+        f"{paths[number]}: it shares memory with {_others(paths, number)} in the target, and the step has other data"
         for number, window in windows.items()
         if not _same([take(memory, window)], [values[number]])
     ]
+
+
+def _others(paths: Mapping[int, str], number: int) -> str:
+    others = [path for other, path in paths.items() if other != number]
+    return ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")  # noqa: PLR2004

@@ -182,7 +182,9 @@ def same_content(one: Any, other: Any) -> bool:
 
 
 def _raw(tensor: torch.Tensor) -> list[int]:
-    flat: list[int] = tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    own = torch.empty(plain.shape, dtype=plain.dtype).copy_(plain) if plain.element_size() > 1 else plain.clone()
+    flat: list[int] = own.reshape(-1).view(torch.uint8).tolist()
     return flat
 
 

@@ -1,0 +1,267 @@
+"""Arrays that show one memory are stored once, and come back showing one memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from safepoint.formats.errors import CorruptDataError
+from safepoint.manager import CheckpointManager
+from safepoint.manager.errors import StructureMismatchError
+from safepoint.manager.windows import Window
+
+from support.round_trip import save_step
+from support.strategies import same_content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+State = dict[str, Any]
+
+
+def line() -> torch.Tensor:
+    return torch.arange(20.0)
+
+
+def grid() -> torch.Tensor:
+    return torch.arange(60.0).reshape(6, 10)
+
+
+def numbers() -> torch.Tensor:
+    return torch.complex(line(), line() + 100)
+
+
+# name → (the state of a memory, how many bytes of it are stored)
+TORCH: dict[str, tuple[Callable[[], torch.Tensor], Callable[[Any], State], int]] = {
+    "the same": (line, lambda x: {"a": x, "b": x, "c": x.detach()}, 80),
+    "a part": (line, lambda x: {"a": x, "b": x[3:9], "c": x[4]}, 80),
+    "the part first": (line, lambda x: {"b": x[3:9], "a": x}, 80),
+    "parts of a part": (line, lambda x: {"a": x[2:12], "b": x[3:9], "c": x[4:6]}, 40),
+    "another shape": (line, lambda x: {"a": x, "b": x.view(4, 5), "c": x.view(4, 5).t(), "d": x[None]}, 80),
+    "every other": (line, lambda x: {"a": x, "b": x[::2], "c": x[1::2]}, 80),
+    "windows": (line, lambda x: {"a": x, "b": x.unfold(0, 4, 2)}, 80),
+    "another dtype": (line, lambda x: {"a": x, "b": x.view(torch.int32), "c": x.view(torch.uint8)[5:9]}, 80),
+    "complex and real": (numbers, lambda x: {"a": x, "b": torch.view_as_real(x), "c": x.real, "d": x.imag}, 160),
+    "conjugate": (numbers, lambda x: {"a": x, "b": x.conj(), "c": x.conj().imag, "d": x[2:5].conj()}, 160),
+    "conjugate first": (numbers, lambda x: {"a": x.conj(), "b": x[:4]}, 160),
+    "transposed": (grid, lambda x: {"a": x.t(), "b": x[1:3, 2:5]}, 240),
+    "columns of a part": (grid, lambda x: {"a": x[:, 2:8], "b": x[1, 3:6], "c": x[:, 4]}, 144),
+    "ends overlap": (line, lambda x: {"a": x[:12], "b": x[8:]}, 80),
+    "a chain": (line, lambda x: {"a": x[:6], "b": x[5:12], "c": x[11:15], "d": x[13:14]}, 60),
+    "columns overlap": (grid, lambda x: {"a": x[:, 0:4], "b": x[:, 3:6]}, 144),
+    "a row through columns": (grid, lambda x: {"a": x[:, 0:4], "b": x[:, 3:6], "c": x[2]}, 240),
+    "two conjugates overlap": (numbers, lambda x: {"a": x[:12].conj(), "b": x[8:].conj()}, 160),
+    "two dtypes overlap": (line, lambda x: {"a": x[:12], "b": x[8:].view(torch.int32)}, 80),
+    "irregular": (line, lambda x: {"a": x[0:10:2], "b": x[0:10:3]}, 40),
+    "expanded": (lambda: torch.ones(1), lambda x: {"a": x.expand(4), "b": x}, 16),
+    "columns of their own": (grid, lambda x: {"q": x[:, :5], "k": x[:, 5:]}, 240),
+    "rows of their own": (grid, lambda x: {"q": x[:3], "k": x[3:]}, 240),
+}
+
+
+def stored_bytes(state: State) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in save_step(state).data.values())
+
+
+def sharing(state: State) -> list[tuple[int, int]]:
+    """Return where each array lies, from the first of all."""
+    start = min(value.data_ptr() for value in state.values())
+    return [(value.data_ptr() - start, value.stride()) for value in state.values()]
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_shared_memory_is_stored_once(name: str) -> None:
+    memory, views, num_bytes = TORCH[name]
+    assert stored_bytes(views(memory())) == num_bytes
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_shared_memory_comes_back_shared_without_a_target(name: str) -> None:
+    memory, views, _ = TORCH[name]
+    state = views(memory())
+    back = save_step(state).without_target()
+    assert same_content(back, state)
+    if "of their own" in name or name == "expanded":
+        return
+    assert len({value.untyped_storage().data_ptr() for value in back.values()}) == 1
+    assert [value.is_conj() for value in back.values()] == [value.is_conj() for value in state.values()]
+    for one, other in zip(state.values(), back.values(), strict=True):  # a change through one shows in the others
+        one.fill_(7)
+        other.fill_(7)
+    assert same_content(back, state)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_shared_memory_fills_a_target_that_shares_it(name: str) -> None:
+    memory, views, _ = TORCH[name]
+    state, target_memory = views(memory()), torch.zeros_like(memory())
+    live = views(target_memory)
+    before = dict(live)
+    save_step(state).restore(live)
+    assert same_content(live, state)
+    assert all(live[key] is before[key] for key in live)
+
+
+@pytest.mark.parametrize("name", [name for name in TORCH if name != "expanded"])
+def test_shared_memory_fills_a_target_that_does_not(name: str) -> None:
+    memory, views, _ = TORCH[name]
+    state = views(memory())
+    live = {key: torch.zeros_like(value, memory_format=torch.contiguous_format) for key, value in state.items()}
+    save_step(state).restore(live)
+    assert same_content(live, state)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_one_view_restores_alone(name: str) -> None:
+    memory, views, _ = TORCH[name]
+    state = views(memory())
+    step = save_step(state)
+    for key in state:
+        assert same_content(step.without_target(items=[key])[key], state[key])
+        live = {**views(memory()), key: torch.zeros_like(state[key], memory_format=torch.contiguous_format)}
+        step.restore(live, items=[key])
+        assert same_content(live[key], state[key])
+
+
+NUMPY: dict[str, Callable[[np.ndarray[Any, Any]], State]] = {
+    "a part": lambda x: {"a": x, "b": x[3:9], "c": x[::-1], "d": x[8:2:-2]},
+    "ends overlap": lambda x: {"a": x[:12], "b": x[8:], "c": x[11:9:-1]},
+    "backwards first": lambda x: {"a": x[::-1], "b": x[:4]},
+}
+
+
+@pytest.mark.parametrize("dtype", ["f8", "M8[s]", "U3", [("a", "i4"), ("b", "U2")], "u1"])
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_arrays_share_their_memory_too(name: str, dtype: Any) -> None:
+    memory = np.arange(20).astype("f8") if dtype == "f8" else np.zeros(20, dtype)
+    memory.view(np.uint8)[:] = np.arange(memory.nbytes) % 100 if dtype != "U3" else 0
+    state = NUMPY[name](memory)
+    step = save_step(state)
+    assert sum(leaf.numel() * leaf.element_size() for leaf in step.data.values()) == memory.nbytes
+    back = step.without_target()
+    assert same_content(back, state)
+    assert all(np.shares_memory(back["a"], back[key]) for key in back)
+    live = NUMPY[name](np.zeros_like(memory))
+    step.restore(live)
+    assert same_content(live, state)
+    apart = {key: np.zeros_like(value) for key, value in state.items()}
+    step.restore(apart)
+    assert same_content(apart, state)
+
+
+def test_views_share_across_items_and_inside_objects() -> None:
+    module = torch.nn.Linear(4, 3)
+    state = {"model": module, "first_row": module.weight.detach()[0], "tied": [module.weight.detach().t()]}
+    step = save_step(state)
+    assert sum(leaf.numel() for leaf in step.data.values()) == 15
+    live_module = torch.nn.Linear(4, 3)
+    live = {
+        "model": live_module,
+        "first_row": live_module.weight.detach()[0],
+        "tied": [live_module.weight.detach().t()],
+    }
+    step.restore(live)
+    assert torch.equal(live_module.weight, module.weight)
+    assert torch.equal(live["first_row"], module.weight[0])
+    assert isinstance(live_module.weight, torch.nn.Parameter)
+
+
+def test_a_thousand_views_of_one_buffer_cost_one_buffer() -> None:
+    buffer = torch.arange(8000.0)
+    parts = {f"p{i}": buffer[8 * i : 8 * i + 8].view(2, 4) for i in range(1000)}
+    step = save_step({"parts": parts, "buffer": buffer})
+    assert list(step.data) == [("buffer",)]
+    back = step.without_target()
+    assert same_content(back["parts"], parts)
+
+
+def test_a_few_rows_of_a_large_tensor_cost_a_few_rows() -> None:
+    large = torch.zeros(1000, 1000)
+    for view in (large[:10], large[:10].t(), large[::100], large[:, 0], large[0].expand(10, 1000)):
+        assert stored_bytes({"a": view}) == view.numel() * 4
+
+
+@pytest.mark.parametrize("mode", ["consolidated", "sharded"])
+def test_both_modes_store_shared_memory_once(tmp_path: Path, mode: Any) -> None:
+    memory = torch.randn(1 << 16)
+    state = {"a": memory[: 1 << 15], "b": memory[1 << 14 :], "tied": memory[:7], "again": memory[: 1 << 15]}
+    with CheckpointManager(tmp_path, mode=mode) as manager:
+        manager.save(1, state)
+        manager.save(2, state, blocking=False)
+        manager.wait()
+        for step in (1, 2):
+            assert sum(file.stat().st_size for file in (tmp_path / str(step)).rglob("*.safetensors")) < (1 << 18) + 9000
+            back = manager.restore(step).state
+            assert back is not None
+            assert same_content(back, state)
+            assert len({value.untyped_storage().data_ptr() for value in back.values()}) == 1
+            other = torch.zeros(1 << 16)
+            live = {"a": other[: 1 << 15], "b": other[1 << 14 :], "tied": other[:7], "again": other[: 1 << 15]}
+            manager.restore(step, live)
+            assert torch.equal(other, memory)
+
+
+# -- targets that share what the step has apart ------------------------------------------------------------------------
+
+
+def test_a_target_that_shares_more_takes_equal_data_only() -> None:
+    apart = save_step({"a": torch.ones(6), "b": torch.ones(6)})
+    memory = torch.zeros(10)
+    apart.restore({"a": memory[:6], "b": memory[4:]})
+    assert torch.equal(memory, torch.ones(10))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_target_that_cannot_hold_both_is_refused_before_it_is_changed(tmp_path: Path, *, tied: bool) -> None:
+    memory = torch.zeros(10)
+    live = {"a": memory[:6], "b": memory[:6] if tied else memory[4:], "c": torch.zeros(2)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"a": torch.ones(6), "b": torch.full((6,), 2.0), "c": torch.ones(2)})
+        with pytest.raises(StructureMismatchError, match=r"ties what the step holds apart: [ab]: ") as caught:
+            manager.restore(1, live)
+        assert "Nothing was changed" in str(caught.value)
+        assert not memory.any()
+        assert not live["c"].any()
+        manager.save(2, {"a": torch.ones(6), "b": torch.ones(6), "c": torch.ones(2)})
+        manager.restore(2, live)
+    assert torch.equal(memory[:6], torch.ones(6))
+
+
+def test_a_target_that_shares_in_another_way_is_refused() -> None:
+    memory = torch.arange(10.0)
+    step = save_step({"a": memory[:6], "b": memory[4:]})
+    live = torch.zeros(12)
+    with pytest.raises(StructureMismatchError, match="shares memory"):
+        step.restore({"a": live[:6], "b": live[3:9]})
+    assert not live.any()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start": -4},
+        {"start": 44},
+        {"start": 2},
+        {"start": "0"},
+        {"start": True},
+        {"shape": [3, 3]},
+        {"shape": [0]},
+        {"shape": [1 << 62]},
+        {"strides": [-4]},
+        {"strides": [1 << 62]},
+        {"strides": [3]},
+        {"strides": None},
+        {"dtype": "object"},
+        {"dtype": ["float32"]},
+    ],
+    ids=str,
+)
+def test_a_window_from_a_file_stays_inside_its_leaf(changes: dict[str, Any]) -> None:
+    good = {"start": 8, "shape": [9], "strides": [4], "dtype": "float32"}
+    assert Window.from_json(good, num_bytes=44).shape == (9,)
+    with pytest.raises(CorruptDataError):
+        Window.from_json({**good, **changes}, num_bytes=44)
