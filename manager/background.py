@@ -23,20 +23,21 @@ class BackgroundSave:
     """A save in flight."""
 
     def __init__(self, operation: SaveOperation, coordinator: Coordinator) -> None:
-        self._operation = operation
-        self._coordinator = coordinator
         self.step: int = operation.step
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"safepoint-save-{self.step}", daemon=False)
+        # The thread alone holds the operation, and with it the state: both go when the save has ended.
+        self._thread = threading.Thread(
+            target=self._run, args=(operation, coordinator), name=f"safepoint-save-{self.step}", daemon=False
+        )
         self._thread.start()
 
     def join(self) -> None:
         """Wait until the save has ended, one way or the other."""
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, operation: SaveOperation, coordinator: Coordinator) -> None:
         try:
-            self._operation.complete(self._coordinator)
+            operation.complete(coordinator)
         except BaseException as error:  # noqa: BLE001 - raised by the next save, wait or close
             self.error = error
             logger.warning("the save of step %d behind the training loop failed: %s", self.step, error)

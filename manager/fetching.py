@@ -47,7 +47,7 @@ class Fetch:
 
 
 def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> list[Fetch]:
-    """Return all reads of this process, in file order.
+    """Return all reads of this process: in file order, and leaf by leaf for those that collect on the host.
 
     Raises:
         IncompleteCoverageError: the step does not hold all of a wanted region.
@@ -59,26 +59,35 @@ def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> li
         for target in leaf.spec.regions
         for shard, common in plan_restore(entries[path], target)
     ]
-    fetches.sort(key=lambda fetch: (fetch.shard.file, fetch.shard.offset))
+    order = {id(leaf): index if _collects(leaf) else -1 for index, leaf in enumerate(wanted.values())}
+    fetches.sort(key=lambda fetch: (order[id(fetch.leaf)], fetch.shard.file, fetch.shard.offset))
     return fetches
 
 
 def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Sequence[Fetch]) -> int:
     """Read everything, verified, into the leaves; return the number of bytes read from the storage.
 
-    The leaves' `finish` is the caller's to call.
+    A leaf of a device that takes its data as a whole gets it as soon as that is complete, so that no more than a batch
+    is on the host. Otherwise the leaves' `finish` is the caller's to call.
 
     Raises:
         CorruptDataError: bytes differ from their digest; `target_modified` is set, names leaf and file.
         StorageError: the storage failed.
     """
     num_bytes = 0
-    for batch in _batches(fetches):
+    for batch, complete in _batches(fetches):
         segments = [segment for read in batch for segment in read.segments]
         num_bytes += read_segments(storage, prefix, manifest.files, segments)
         for read in batch:
             read.deliver()
+        for leaf in complete:
+            leaf.finish()
     return num_bytes
+
+
+def _collects(leaf: ArrayLeaf) -> bool:
+    """Say whether the leaf collects its data on the host until `finish` takes it to the device."""
+    return leaf.spec.kind in ("xla", "xla_sharded")
 
 
 class _Read(Protocol):
@@ -120,19 +129,24 @@ class _Buffered:
         self.segments = []
 
 
-def _batches(fetches: Sequence[Fetch]) -> Iterator[list[_Read]]:
+def _batches(fetches: Sequence[Fetch]) -> Iterator[tuple[list[_Read], list[ArrayLeaf]]]:
+    """Cut the reads into batches of bounded memory, each with the collecting leaves that are complete after it."""
+    last = {id(fetch.leaf): index for index, fetch in enumerate(fetches)}
     batch: list[_Read] = []
+    complete: list[ArrayLeaf] = []
     total = 0
-    for fetch in fetches:
+    for index, fetch in enumerate(fetches):
         read = _direct(fetch)
         for part in [read] if read is not None else _buffered(fetch):
             if batch and total + part.buffer_bytes > BUFFER_BYTES:
-                yield batch
-                batch, total = [], 0
+                yield batch, complete
+                batch, complete, total = [], [], 0
             batch.append(part)
             total += part.buffer_bytes
+        if _collects(fetch.leaf) and last[id(fetch.leaf)] == index:
+            complete.append(fetch.leaf)
     if batch:
-        yield batch
+        yield batch, complete
 
 
 def _direct(fetch: Fetch) -> _Read | None:
@@ -152,7 +166,7 @@ def _direct(fetch: Fetch) -> _Read | None:
         target=memory[start : start + num_bytes],
         leaf=fetch.leaf.name,
     )
-    return _Direct(segments=[segment])
+    return _Direct(segments=[segment], buffer_bytes=num_bytes if _collects(fetch.leaf) else 0)
 
 
 def _single_run(region: Region, outer: Region) -> int | None:

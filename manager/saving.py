@@ -191,6 +191,8 @@ class SaveOperation:
         if not self.blocking:
             self._send()
             self._source = stage_files(self._files, self._source, self.slab)
+            for leaf in self.flat.arrays.values():
+                leaf.release()
 
     def _specs(self) -> Mapping[TreePath, ArraySpec]:
         if self.session.coordinator.is_primary and self.session.options.root_scope == "shared":

@@ -79,7 +79,7 @@ class Demo:
         say = self.console.print
         if self.process_count == 1 and self._device == "cpu":
             say("torch_xla is not installed: the demonstration runs on plain torch, on the CPU.")
-        reference = self._train("uninterrupted", "alone", process_count=self.process_count)
+        reference = self._train("uninterrupted", None, process_count=self.process_count)
         say(f"trained on {reference.description}")
         killed = self._train("killed", "run", process_count=self.process_count, kill_in_step=self.kill_in_step)
         before = list_root(self.root)
@@ -101,9 +101,9 @@ class Demo:
     def _device(self) -> DeviceKind:
         return "xla" if self.process_count == 1 and importlib.util.find_spec("torch_xla") else "cpu"
 
-    def _train(self, title: str, root: str, *, process_count: int, kill_in_step: int | None = None) -> Run:
+    def _train(self, title: str, root: str | None, *, process_count: int, kill_in_step: int | None = None) -> Run:
         plan = Plan(
-            root=str(self.folder / root),
+            root=None if root is None else str(self.folder / root),
             device=self._device,
             process_count=process_count,
             steps=self.steps,

@@ -210,6 +210,37 @@ def test_one_mesh_restores_what_another_saved_in_both_modes(
     assert run("restore_plain", str(tmp_path)) is False
 
 
+def save_step(manager: Any, step: int) -> None:
+    manager.save(step, {"x": step})
+
+
+def case_random(root: str) -> Any:
+    """Draw on the device in a run that saves, and in one that does not."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from safepoint.manager import CheckpointManager
+
+    def draw(save: Callable[[int], None]) -> list[float]:
+        xm.set_rng_state(7)
+        drawn = []
+        for step in range(6):
+            value = torch.nn.functional.dropout(torch.ones(64, device=torch_xla.device())).sum()
+            torch_xla.sync()
+            drawn.append(value.item())
+            save(step)
+        return drawn
+
+    with CheckpointManager(root) as manager:
+        return [draw(lambda _: None), draw(lambda step: save_step(manager, step))]
+
+
+def test_a_run_that_saves_draws_the_same_numbers_as_one_that_does_not(tmp_path: Path) -> None:
+    without, with_saves = run("random", str(tmp_path))
+    assert len(set(without)) > 1
+    assert with_saves == without
+
+
 # -- the order of things --------------------------------------------------------------------------------------------
 
 
