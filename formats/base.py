@@ -1,17 +1,34 @@
-"""What a file format is: from pieces of leaves to the header and the place of each in one file.
+"""What a file format is: from parts of leaves to files, and to the place of each part in one.
 
-A format never touches data: it says where the bytes go, and storage puts them there. Knows no processes and no storage.
+A format never touches data: it says where the bytes go, and storage puts them there. What it cannot know beforehand
+(a checksum between two tensors, say) its `Framing` makes from what was written. Knows no processes and no storage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FileLayout", "Format", "Piece", "Placement"]
+    from safepoint.formats.layout import Mode
+    from safepoint.formats.region import Region
+    from safepoint.formats.tree import JSON, TreePath
+
+__all__ = [
+    "Content",
+    "FileLayout",
+    "FilePlan",
+    "Format",
+    "Framing",
+    "LeafParts",
+    "LeafRef",
+    "Piece",
+    "Placement",
+    "Portion",
+    "WriteJob",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +51,8 @@ class Placement:
     """Where a piece lies.
 
     Attributes:
-        piece: what lies there, in C order, little-endian.
+        piece: what lies there, in C order, little-endian. Its shape may be larger than the region that it holds, which
+            then is its first corner; zeros fill the rest.
         offset: its first byte, from the start of the file.
         num_bytes: its size.
     """
@@ -44,23 +62,143 @@ class Placement:
     num_bytes: int
 
 
+class Framing(Protocol):
+    """Makes the bytes of a file that depend on its data."""
+
+    def check(self, data: memoryview) -> int:
+        """Return the checksum of the bytes of one placement."""
+        ...
+
+    def after(self, index: int, checks: Sequence[int]) -> bytes:
+        """Return what follows placement `index`, up to the next one or the end.
+
+        Args:
+            index: of the placement that was written last.
+            checks: of all placements up to and with that one.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileLayout:
-    """A file before its data: `header`, then the bytes of each placement in order, back to back, and no more.
+    """A file before its data: `header`, the bytes of the placements in order, what `framing` puts after each, no more.
 
     Attributes:
         header: the first bytes of the file.
         placements: all pieces, in file order; the first begins where the header ends.
         num_bytes: of the whole file.
+        framing: what follows each placement; None where they lie back to back.
     """
 
     header: bytes
     placements: tuple[Placement, ...]
     num_bytes: int
+    framing: Framing | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Portion:
+    """A part of a leaf that one process writes.
+
+    Attributes:
+        path: the leaf.
+        dtype: our name of its dtype.
+        shape: its global shape.
+        region: the part.
+    """
+
+    path: TreePath
+    dtype: str
+    shape: tuple[int, ...]
+    region: Region
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafParts:
+    """A leaf, and how it is cut over all processes.
+
+    Attributes:
+        path: of the leaf.
+        dtype: our name of its dtype.
+        shape: its global shape.
+        regions: that are written; they tile the shape.
+    """
+
+    path: TreePath
+    dtype: str
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """What a placement of a file holds.
+
+    Attributes:
+        portion: index of the portion.
+        region: the part of it.
+        is_copy: whether another placement holds it too, which is the one that counts for us.
+    """
+
+    portion: int
+    region: Region
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePlan:
+    """One file to be written.
+
+    Attributes:
+        path: in the step.
+        layout: where what goes.
+        contents: one for each placement, in file order.
+    """
+
+    path: str
+    layout: FileLayout
+    contents: tuple[Content, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRef:
+    """Stands for an array where the state is described without its data."""
+
+    path: TreePath
+
+
+def _no_state() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteJob:
+    """What the portions of one process are part of.
+
+    Attributes:
+        mode: who writes what.
+        process_index: the process that writes the portions.
+        process_count: how many save.
+        notes: what `Format.arrange` noted about the portions' leaves (on the primary, about all).
+        leaves: all leaves; on the primary only.
+        outline: gives the whole state as other tools know it (standard containers and plain values), with a `LeafRef`
+            for each array; on the primary only.
+        metrics: of the step, by name; on the primary only.
+        time_nsecs: when the save began, in nanoseconds since 1970.
+    """
+
+    mode: Mode
+    process_index: int
+    process_count: int
+    notes: Mapping[TreePath, JSON] = field(default_factory=dict)
+    leaves: Sequence[LeafParts] = ()
+    outline: Callable[[], Mapping[str, Any]] = field(default=_no_state)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    time_nsecs: int = 0
 
 
 class Format(Protocol):
-    """A way to lay out pieces in one file."""
+    """A way to lay out a state in files."""
 
     @property
     def name(self) -> str:
@@ -68,19 +206,38 @@ class Format(Protocol):
         ...
 
     @property
-    def suffix(self) -> str:
-        """Suffix of its files, with the dot."""
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes in which it can be written."""
         ...
 
-    def layout(self, pieces: Sequence[Piece], metadata: Mapping[str, str]) -> FileLayout:
-        """Return header and placements of a file that holds `pieces`; equal arguments give equal bytes.
+    @property
+    def allows_private_roots(self) -> bool:
+        """Whether what one process wrote is readable without what the others wrote."""
+        ...
+
+    def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:
+        """Return what a process must know of a leaf beyond its own portions; {} where that is nothing.
+
+        Called by: the primary, before anything is written.
 
         Args:
-            pieces: what the file holds, with distinct keys.
-            metadata: a few texts for people and other tools; nothing that a restore needs.
+            leaves: all of them.
+            outline: as in `WriteJob`.
 
         Raises:
-            InvalidArgumentError: a key twice, or more than one file can hold.
-            UnsupportedValueError: a key or dtype that the format cannot hold.
+            UnsupportedValueError: the format cannot hold this state; names the leaf.
+        """
+        ...
+
+    def plan(self, portions: Sequence[Portion], job: WriteJob) -> list[FilePlan]:
+        """Return the files that one process writes; equal arguments give equal plans.
+
+        Args:
+            portions: consolidated: whole leaves, each once. Sharded: this process's regions.
+            job: what they are part of.
+
+        Raises:
+            InvalidArgumentError: more than a file can hold.
+            UnsupportedValueError: a name or dtype that the format cannot hold; names the leaf.
         """
         ...

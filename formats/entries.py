@@ -101,8 +101,9 @@ class ShardEntry:
         region: where it lies in the leaf.
         file: index into the manifest's files.
         offset: its first byte, from the start of that file.
-        num_bytes: its size: that of its items in C order, little-endian.
+        num_bytes: its size: that of the stored items in C order, little-endian.
         key: the file's own name of it.
+        stored_shape: of the box that is stored, of which the region is the first corner; None where it is the region.
     """
 
     region: Region
@@ -110,16 +111,23 @@ class ShardEntry:
     offset: int
     num_bytes: int
     key: str
+    stored_shape: tuple[int, ...] | None = None
+
+    @property
+    def stored_region(self) -> Region:
+        """The box whose items are stored: the region, and what pads it. May reach beyond the leaf's shape."""
+        return self.region if self.stored_shape is None else Region(self.region.offsets, self.stored_shape)
 
     def to_json(self) -> JSON:
         """Return the entry as the manifest has it."""
-        return {
+        value = {
             "region": self.region.to_json(),
             "file": self.file,
             "offset": self.offset,
             "num_bytes": self.num_bytes,
             "key": self.key,
         }
+        return value if self.stored_shape is None else {**value, "stored_shape": list(self.stored_shape)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,14 +195,16 @@ def _read_shard(
     value: JSON, *, shape: tuple[int, ...], item_bytes: int, files: Sequence[FileEntry], fields: Fields
 ) -> ShardEntry:
     shard = Fields(value, what=f"a shard of {fields.what}", path=fields.path)
+    region = _read_region(shard, shape)
     entry = ShardEntry(
-        region=_read_region(shard, shape),
+        region=region,
         file=shard.integer("file", maximum=len(files) - 1),
         offset=shard.integer("offset"),
         num_bytes=shard.integer("num_bytes"),
         key=shard.text("key"),
+        stored_shape=_read_stored_shape(shard, region) if shard.has("stored_shape") else None,
     )
-    expected = entry.region.num_elements * item_bytes
+    expected = entry.stored_region.num_elements * item_bytes
     if entry.num_bytes != expected:
         raise shard.error(f"has {entry.num_bytes} bytes where its region has {expected}")
     file = files[entry.file]
@@ -204,6 +214,13 @@ def _read_shard(
             f"lies outside its file {file.path} of {file.num_bytes} bytes"
         )
     return entry
+
+
+def _read_stored_shape(shard: Fields, region: Region) -> tuple[int, ...]:
+    stored = shard.integers("stored_shape", max_items=MAX_RANK)
+    if len(stored) != len(region.shape) or any(a < b for a, b in zip(stored, region.shape, strict=True)):
+        raise shard.error(f"has the stored_shape {list(stored)}, which cannot hold its region of {region.shape}")
+    return stored
 
 
 def _read_region(shard: Fields, shape: tuple[int, ...]) -> Region:

@@ -213,6 +213,10 @@ class Fields:
             raise self._wrong(name, "an object", value)
         return value
 
+    def has(self, name: str) -> bool:
+        """Say whether the field is there."""
+        return name in self._values
+
     def is_null(self, name: str) -> bool:
         """Say whether the field is there and null."""
         return self.value(name) is None

@@ -9,14 +9,16 @@ import reprlib
 from typing import TYPE_CHECKING
 
 from safepoint.formats.errors import InvalidArgumentError
+from safepoint.formats.orbax.layout import OrbaxFormat
 from safepoint.formats.safetensors import SafetensorsFormat
+from safepoint.formats.torch_file import TorchFormat
 
 if TYPE_CHECKING:
     from safepoint.formats.base import Format
 
 __all__ = ["format_names", "get_format"]
 
-_FORMATS: dict[str, Format] = {known.name: known for known in (SafetensorsFormat(),)}
+_FORMATS: dict[str, Format] = {known.name: known for known in (SafetensorsFormat(), OrbaxFormat(), TorchFormat())}
 
 
 def format_names() -> tuple[str, ...]:

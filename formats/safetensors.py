@@ -11,13 +11,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from safepoint.formats.base import FileLayout, Piece, Placement
+from safepoint.formats.base import FileLayout, FilePlan, Piece, Placement, Portion, WriteJob
 from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, UnsupportedValueError
 from safepoint.formats.fields import INT64_MAX, Fields, canonical_json, parse_json
+from safepoint.formats.grouping import file_plan, group_portions, pieces_of, portion_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from safepoint.formats.base import LeafParts
+    from safepoint.formats.layout import Mode
+    from safepoint.formats.tree import JSON, TreePath
 
 __all__ = ["DATA_ALIGNMENT", "METADATA_KEY", "FileHeader", "SafetensorsFormat", "StoredTensor", "read_header"]
 
@@ -40,6 +45,22 @@ class SafetensorsFormat:
 
     name = "safetensors"
     suffix = ".safetensors"
+    modes: tuple[Mode, ...] = ("consolidated", "sharded")
+    allows_private_roots = True
+
+    def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:
+        """Return nothing: a process needs to know its own portions only."""
+        del leaves, outline
+        return {}
+
+    def plan(self, portions: Sequence[Portion], job: WriteJob) -> list[FilePlan]:
+        """Return one file an item (consolidated), or one for all (sharded)."""
+        plans = []
+        for path, indices in group_portions(portions, job, self.suffix).items():
+            keys = portion_keys(portions, indices, job)
+            layout = self.layout(pieces_of(portions, keys), {"format": "pt"})
+            plans.append(file_plan(path, layout, portions, keys))
+        return plans
 
     def layout(self, pieces: Sequence[Piece], metadata: Mapping[str, str]) -> FileLayout:
         """Return header and placements of a file that holds `pieces`; equal arguments give equal bytes.

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from safepoint.formats.base import LeafParts, WriteJob
+from safepoint.formats.region import Region
 from safepoint.formats.registry import get_format
 from safepoint.manager.merging import merge_tables
+from safepoint.manager.outline import outline_state
 from safepoint.manager.planner import SavePlan, WriteAssignment, choose_mode, plan_save
 from safepoint.manager.replicas import shared_regions
 from safepoint.manager.state import LeafTable
@@ -21,12 +25,13 @@ from safepoint.manager.writing import plan_files
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from safepoint.formats.manifest import Mode, Node, TreePath
+    from safepoint.formats.base import Format
+    from safepoint.formats.manifest import JSON, Mode, Node, TreePath
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.coordination import Coordinator
-    from safepoint.manager.options import ManagerOptions
+    from safepoint.manager.options import ManagerOptions, RequestedMode
 
-__all__ = ["Direction", "SaveDecision", "direct_save"]
+__all__ = ["Direction", "SaveDecision", "direct_save", "write_job"]
 
 
 _PARTS = ("assignments", "sends", "compares")
@@ -47,6 +52,13 @@ class Direction:
     """What this process sends to the writer, in the writer's order."""
     compares: tuple[WriteAssignment, ...] = ()
     """What this process holds like another one, if replicas are to be compared."""
+    notes: tuple[JSON, ...] = ()
+    """The format's, about the leaf of each assignment; null where an earlier one is of the same leaf. Or nothing."""
+
+    def notes_by_path(self) -> dict[TreePath, JSON]:
+        """Return the format's note about each leaf that this process writes."""
+        pairs = zip(self.assignments, self.notes, strict=bool(self.notes))
+        return {assignment.path: note for assignment, note in pairs if note is not None}
 
     def to_bytes(self) -> bytes:
         """Return the answer as it travels."""
@@ -72,6 +84,9 @@ class SaveDecision:
     specs: Mapping[TreePath, ArraySpec] = field(default_factory=dict)
     """Every leaf of any process."""
     structure: Mapping[TreePath, Node] = field(default_factory=dict)
+    leaves: Sequence[LeafParts] = ()
+    notes: Mapping[TreePath, JSON] = field(default_factory=dict)
+    """The format's, about every leaf."""
 
 
 def direct_save(
@@ -95,24 +110,86 @@ def direct_save(
     tables = load_tables(table_digests, coordinator, options.deadline_secs)
     merged = merge_tables(tables)
     specs = [table.arrays for table in tables]
-    mode, reason = choose_mode(options.mode, process_count=count, table_by_process=specs, scope=options.root_scope)
+    file_format = get_format(options.format)
+    requested, requested_reason = allowed_mode(options.mode, file_format)
+    mode, reason = choose_mode(requested, process_count=count, table_by_process=specs, scope=options.root_scope)
     plan = plan_save(specs, mode, options.root_scope)
-    sends = order_sends(plan, merged.arrays, options, count)
+    leaves = leaf_parts(plan, merged.arrays)
+    notes = file_format.arrange(leaves, lambda: outline_state(merged.nodes))
+    sends = order_sends(plan, merged, file_format, notes, count)
     compares = shared_regions(specs) if options.check_replicas == "error" else [[] for _ in specs]
     attempt = secrets.token_hex(8)
     directions = [
         Direction(
             attempt=attempt,
             mode=mode,
-            mode_reason=reason,
+            mode_reason=requested_reason or reason,
             gathers=any(sends),
             assignments=plan.written_by(process),
             sends=tuple(sends[process]),
             compares=tuple(compares[process]),
+            notes=tuple(notes_for(plan.written_by(process), notes)),
         )
         for process in range(count)
     ]
-    return SaveDecision(directions=directions, specs=merged.arrays, structure=merged.nodes)
+    return SaveDecision(directions=directions, specs=merged.arrays, structure=merged.nodes, leaves=leaves, notes=notes)
+
+
+def leaf_parts(plan: SavePlan, specs: Mapping[TreePath, ArraySpec]) -> list[LeafParts]:
+    """Return every leaf with the regions in which it is written."""
+    regions: dict[TreePath, list[Region]] = {path: [] for path in specs}
+    for assignment in plan.assignments:
+        regions[assignment.path].append(assignment.region)
+    return [
+        LeafParts(
+            path=path,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            regions=tuple(regions[path]) if plan.mode == "sharded" else (Region.whole(spec.shape),),
+        )
+        for path, spec in specs.items()
+    ]
+
+
+def write_job(
+    direction: Direction, decision: SaveDecision | None, coordinator: Coordinator, metrics: Mapping[str, float]
+) -> WriteJob:
+    """Return what the format is told of the save, beside what this process writes; the primary knows the decision."""
+    job = WriteJob(
+        mode=direction.mode,
+        process_index=coordinator.process_index,
+        process_count=coordinator.process_count,
+        notes=direction.notes_by_path(),
+    )
+    if decision is None:
+        return job
+    return replace(
+        job,
+        notes=decision.notes,
+        leaves=decision.leaves,
+        outline=lambda: outline_state(decision.structure),
+        metrics=metrics,
+        time_nsecs=time.time_ns(),
+    )
+
+
+def notes_for(assignments: Sequence[WriteAssignment], notes: Mapping[TreePath, JSON]) -> list[JSON]:
+    """Return the note about each assignment's leaf, once a leaf."""
+    if not notes:
+        return []
+    seen: set[TreePath] = set()
+    found = []
+    for assignment in assignments:
+        found.append(None if assignment.path in seen else notes[assignment.path])
+        seen.add(assignment.path)
+    return found
+
+
+def allowed_mode(requested: RequestedMode, file_format: Format) -> tuple[RequestedMode, str]:
+    """Return the mode to choose from, "auto" being the only one of the format where it has but one; and why."""
+    if requested == "auto" and len(file_format.modes) == 1:
+        return file_format.modes[0], f"the only mode of the format {file_format.name}"
+    return requested, ""
 
 
 def load_tables(digests: Sequence[str], coordinator: Coordinator, deadline_secs: float) -> list[LeafTable]:
@@ -125,7 +202,7 @@ def load_tables(digests: Sequence[str], coordinator: Coordinator, deadline_secs:
 
 
 def order_sends(
-    plan: SavePlan, specs: Mapping[TreePath, ArraySpec], options: ManagerOptions, process_count: int
+    plan: SavePlan, merged: LeafTable, file_format: Format, notes: Mapping[TreePath, JSON], process_count: int
 ) -> list[list[WriteAssignment]]:
     """Return, per process, the parts that it sends, in the order in which the writers load them."""
     sends: list[list[WriteAssignment]] = [[] for _ in range(process_count)]
@@ -135,11 +212,15 @@ def order_sends(
             continue
         files = plan_files(
             assignments,
-            specs,
-            mode=plan.mode,
-            file_format=get_format(options.format),
-            process_index=writer,
-            process_count=process_count,
+            merged.arrays,
+            file_format=file_format,
+            job=WriteJob(
+                mode=plan.mode,
+                process_index=writer,
+                process_count=process_count,
+                notes=notes,
+                outline=lambda: outline_state(merged.nodes),
+            ),
         )
         for file in files:
             for piece in file.pieces:

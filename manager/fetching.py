@@ -155,7 +155,7 @@ def _direct(fetch: Fetch) -> _Read | None:
         return None
     item_bytes = ITEM_BYTES[fetch.entry.dtype]
     inside = _single_run(fetch.common, fetch.target)
-    stored = _single_run(fetch.common, fetch.shard.region)
+    stored = _single_run(fetch.common, fetch.shard.stored_region)
     if inside is None or stored is None:
         return None
     num_bytes = fetch.common.num_elements * item_bytes
@@ -177,7 +177,7 @@ def _single_run(region: Region, outer: Region) -> int | None:
 
 
 def _buffered(fetch: Fetch) -> Iterator[_Read]:
-    for part in _slabs(fetch.common, ITEM_BYTES[fetch.entry.dtype], fetch.shard.region):
+    for part in _slabs(fetch.common, ITEM_BYTES[fetch.entry.dtype], fetch.shard.stored_region):
         yield _one_buffered(fetch, part)
 
 
@@ -196,7 +196,7 @@ def _slabs(common: Region, item_bytes: int, outer: Region) -> Iterator[Region]:
 def _one_buffered(fetch: Fetch, common: Region) -> _Read:
     item_bytes = ITEM_BYTES[fetch.entry.dtype]
     region = common
-    outer = fetch.shard.region
+    outer = fetch.shard.stored_region
     _, run = next(common.runs_in(outer))
     if run < common.num_elements and run * item_bytes < SHORT_RUN_BYTES:
         region = Region((common.offsets[0], *outer.offsets[1:]), (common.shape[0], *outer.shape[1:]))

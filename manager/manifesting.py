@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath, display_path
@@ -43,15 +44,7 @@ def assemble_manifest(
         base = len(files)
         files.extend(report.files)
         for path, entry in report.shards:
-            shards[path].append(
-                ShardEntry(
-                    region=entry.region,
-                    file=base + entry.file,
-                    offset=entry.offset,
-                    num_bytes=entry.num_bytes,
-                    key=entry.key,
-                )
-            )
+            shards[path].append(replace(entry, file=base + entry.file))
     leaves = tuple(
         LeafEntry(path=path, dtype=specs[path].dtype, shape=specs[path].shape, shards=tuple(held))
         for path, held in shards.items()

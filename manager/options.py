@@ -6,11 +6,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from safepoint.formats.registry import get_format
 from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.policies import KeepAll, OnExists, Policy
+
+if TYPE_CHECKING:
+    from safepoint.formats.base import Format
 
 __all__ = [
     "CheckReplicas",
@@ -61,7 +64,20 @@ class ManagerOptions:
                 "per-process roots cannot hold consolidated steps: only process 0 would have one",
                 hint='Use mode="auto" or "sharded", or a root that all processes share.',
             )
-        get_format(self.format)
+        self._check_format(get_format(self.format))
+
+    def _check_format(self, file_format: Format) -> None:
+        modes = file_format.modes
+        if self.mode != "auto" and self.mode not in modes:
+            raise InvalidArgumentError(
+                f"the format {self.format} cannot be written in mode {self.mode!r}",
+                hint=f'Use mode="auto" or {modes[0]!r}, or the format "safetensors".',
+            )
+        if self.root_scope == "per_process" and not file_format.allows_private_roots:
+            raise InvalidArgumentError(
+                f"the format {self.format} needs one root that all processes see",
+                hint='Use the format "safetensors" with root_scope="per_process".',
+            )
 
     @property
     def grace_secs(self) -> float:

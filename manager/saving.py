@@ -16,7 +16,7 @@ from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, T
 from safepoint.formats.registry import get_format
 from safepoint.manager.admission import admit_save, find_step
 from safepoint.manager.coordination import Coordinator, Transport, run_together
-from safepoint.manager.directing import Direction, SaveDecision, direct_save
+from safepoint.manager.directing import Direction, SaveDecision, direct_save, write_job
 from safepoint.manager.errors import (
     CheckpointError,
     DisagreementError,
@@ -24,12 +24,13 @@ from safepoint.manager.errors import (
     PeerFailedError,
     RendezvousTimeoutError,
 )
+from safepoint.manager.file_bytes import stage_files
 from safepoint.manager.manifesting import assemble_manifest, check_written
 from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts
 from safepoint.manager.state import FlatState, flatten
-from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, stage_files, write_files
+from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -173,10 +174,8 @@ class SaveOperation:
         self._files = plan_files(
             direction.assignments,
             self._specs(),
-            mode=direction.mode,
             file_format=get_format(options.format),
-            process_index=coordinator.process_index,
-            process_count=coordinator.process_count,
+            job=write_job(direction, getattr(self, "decision", None), coordinator, self.metrics),
         )
         if direction.gathers:
             self._transport = coordinator.open_transport(deadline_secs=options.deadline_secs)

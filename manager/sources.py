@@ -50,7 +50,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPiece:
-    """One contiguous entry of a file: a region of a leaf, and the held parts that make it up."""
+    """One contiguous entry of a file: a region of a leaf, and the held parts that make it up.
+
+    A copy is there for other readers; the manifest lists the entry that it is a copy of.
+    """
 
     path: TreePath
     key: str
@@ -58,6 +61,7 @@ class PlannedPiece:
     region: Region
     num_bytes: int
     parts: tuple[WriteAssignment, ...]
+    is_copy: bool = False
 
 
 def region_bytes(spec: ArraySpec, region: Region) -> int:

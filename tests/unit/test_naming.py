@@ -1,4 +1,4 @@
-"""Names of files and tensors: promises of safepoint.manager.naming."""
+"""Names of files and tensors: promises of safepoint.formats.naming."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 
 from safepoint.formats.fields import check_relative_path
 from safepoint.formats.manifest import TaggedKey, TreePath
+from safepoint.formats.naming import file_keys, item_file, item_name, shard_file
 from safepoint.formats.region import Region
-from safepoint.manager.adapters.base import ArraySpec
-from safepoint.manager.naming import file_keys, item_file, item_name, shard_file
 
 
 def keys(*paths: TreePath, mode: str = "consolidated") -> list[str]:
-    specs = {path: ArraySpec(dtype="float32", shape=(2,), regions=(), kind="tensor") for path in paths}
-    return file_keys([(path, Region.whole((2,))) for path in paths], specs, mode=mode)  # type: ignore[arg-type]
+    shapes = dict.fromkeys(paths, (2,))
+    return file_keys([(path, Region.whole((2,))) for path in paths], shapes, mode=mode)  # type: ignore[arg-type]
 
 
 def test_shard_files_are_numbered_in_a_fixed_width() -> None:
@@ -114,7 +113,7 @@ def test_no_two_leaves_of_a_file_ever_share_a_key() -> None:
 
 def test_several_regions_of_a_leaf_in_one_file_are_told_apart_by_their_offsets() -> None:
     path = ("model", "w")
-    specs = {path: ArraySpec(dtype="float32", shape=(4, 4), regions=(), kind="tensor")}
+    shapes = {path: (4, 4)}
     top, bottom = Region((0, 0), (2, 4)), Region((2, 0), (2, 4))
-    assert file_keys([(path, top), (path, bottom)], specs, mode="sharded") == ["model.w@0,0", "model.w@2,0"]
-    assert file_keys([(path, bottom)], specs, mode="sharded") == ["model.w"]
+    assert file_keys([(path, top), (path, bottom)], shapes, mode="sharded") == ["model.w@0,0", "model.w@2,0"]
+    assert file_keys([(path, bottom)], shapes, mode="sharded") == ["model.w"]

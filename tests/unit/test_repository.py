@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "typer": (f"{MANAGER}.cli",),
     "rich": (f"{MANAGER}.cli",),
 }
-PURE = ("policies", "planner", "naming", "wire", "step_listing")
+PURE = ("policies", "planner", "wire", "step_listing")
 NOT_PURE = ("os", "io", "pathlib", "shutil", "tempfile", "socket", "subprocess", "torch", COORDINATION)
 RUNS_DATA = {"eval", "exec", "compile", "__import__", "import_module", "importlib.import_module"}
 

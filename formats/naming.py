@@ -17,14 +17,14 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from safepoint.formats.manifest import COMMIT_NAME, MANIFEST_NAME
+from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.region import Region
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from safepoint.formats.manifest import Mode, PathKey, TreePath
-    from safepoint.manager.adapters import ArraySpec
+    from safepoint.formats.layout import Mode
+    from safepoint.formats.tree import PathKey, TreePath
 
 __all__ = ["file_keys", "item_file", "item_name", "shard_file"]
 
@@ -68,7 +68,7 @@ def item_name(item: str) -> str:
 
 
 def file_keys(
-    pieces: Sequence[tuple[TreePath, Region]], specs: Mapping[TreePath, ArraySpec], *, mode: Mode
+    pieces: Sequence[tuple[TreePath, Region]], shapes: Mapping[TreePath, tuple[int, ...]], *, mode: Mode
 ) -> list[str]:
     """Return the key of each piece of one file, in the order given; no two are equal.
 
@@ -78,7 +78,7 @@ def file_keys(
 
     Args:
         pieces: leaf and region of each; distinct.
-        specs: at least the leaves of `pieces`, for their global shapes.
+        shapes: global shapes of at least the leaves of `pieces`.
         mode: how the file is laid out.
     """
     named = {path: path[1:] or path if mode == "consolidated" else path for path, _ in pieces}
@@ -91,7 +91,7 @@ def file_keys(
     counts = Counter(path for path, _ in pieces)
     return [
         names[path]
-        if counts[path] == 1 or region == Region.whole(specs[path].shape)
+        if counts[path] == 1 or region == Region.whole(shapes[path])
         else f"{names[path]}@{','.join(map(str, region.offsets))}"
         for path, region in pieces
     ]

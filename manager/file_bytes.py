@@ -1,0 +1,138 @@
+"""The bytes of one planned file: straight from the pieces to a writer, or first as an image in host memory.
+
+Runs of pieces that lie back to back go through one copy; where a format puts something between them (`Framing`), each
+has its own place, and what depends on the data is made when the file is written, behind the training loop if need be.
+Knows no directories and no processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+
+from safepoint.manager.packing import SMALL_BYTES
+from safepoint.manager.sources import (
+    PlannedPiece,
+    Source,
+    batches,
+    byte_view,
+    flat_bytes,
+    packed,
+    piece_bytes,
+    raw_view,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from safepoint.formats.base import FileLayout, Framing, Placement
+    from safepoint.formats.storage import FileWriter
+    from safepoint.manager.staging import HostSlab
+
+__all__ = ["PlannedFile", "append_image", "append_pieces", "stage_files"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFile:
+    """One file of this process: its layout, and its pieces in file order."""
+
+    path: str
+    layout: FileLayout
+    pieces: tuple[PlannedPiece, ...]
+
+
+def stage_files(files: Sequence[PlannedFile], source: Source, slab: HostSlab) -> list[memoryview]:
+    """Make the image of each file in the slab; when this returns, the caller may change anything."""
+    images = slab.images([file.layout.num_bytes for file in files])
+    for file, image in zip(files, images, strict=True):
+        header = file.layout.header
+        image.numpy()[: len(header)] = memoryview(header)
+        if file.layout.framing is None:
+            _stage_packed(file, source, image)
+        else:
+            _stage_apart(file, source, image)
+    return [image.numpy().data for image in images]
+
+
+def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor) -> None:
+    position = len(file.layout.header)
+
+    def room_for(num_bytes: int) -> torch.Tensor:
+        nonlocal position
+        position += num_bytes
+        return image[position - num_bytes : position]
+
+    for _ in packed(file.pieces, source, room_for):
+        pass
+
+
+def _stage_apart(file: PlannedFile, source: Source, image: torch.Tensor) -> None:
+    for placement, data in _loaded(file, source):
+        image[placement.offset : placement.offset + placement.num_bytes] = flat_bytes(data)
+
+
+def append_image(writer: FileWriter, file: PlannedFile, image: memoryview) -> None:
+    """Append a file whose pieces are in its image."""
+    framing = file.layout.framing
+    if framing is not None:
+        checks: list[int] = []
+        for placement in file.layout.placements:
+            end = placement.offset + placement.num_bytes
+            between = _after(framing, image[placement.offset : end], checks)
+            image[end : end + len(between)] = between
+    writer.append(image)
+
+
+def append_pieces(writer: FileWriter, file: PlannedFile, source: Source) -> None:
+    """Append the header and every piece; runs of small ones at once, through a buffer of their own."""
+    writer.append(file.layout.header)
+    framing = file.layout.framing
+    if framing is not None:
+        checks: list[int] = []
+        for _, data in _loaded(file, source):
+            writer.append(byte_view(data))
+            writer.append(_after(framing, byte_view(data), checks))
+        return
+    for is_small, run in groupby(file.pieces, key=_is_small):
+        if is_small:
+            for packed_run in packed(tuple(run), source, _new_bytes):
+                writer.append(byte_view(packed_run))
+        else:
+            for batch in batches(run, piece_bytes):
+                source.prepare(batch)
+                for piece in batch:
+                    writer.append(byte_view(source.load(piece)))
+
+
+def _after(framing: Framing, data: memoryview, checks: list[int]) -> bytes:
+    checks.append(framing.check(data))
+    return framing.after(len(checks) - 1, checks)
+
+
+def _loaded(file: PlannedFile, source: Source) -> Iterator[tuple[Placement, torch.Tensor]]:
+    """Yield each piece as it is stored: with zeros around it where its box is larger."""
+    placements = iter(file.layout.placements)
+    for batch in batches(file.pieces, piece_bytes):
+        source.prepare(batch)
+        for piece in batch:
+            placement = next(placements)
+            yield placement, _padded(source.load(piece), placement.piece.shape)
+
+
+def _padded(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if tuple(data.shape) == shape:
+        return data
+    whole = torch.zeros(shape, dtype=raw_view(data).dtype)
+    whole[tuple(slice(0, size) for size in data.shape)] = raw_view(data)
+    return whole
+
+
+def _is_small(piece: PlannedPiece) -> bool:
+    return piece.num_bytes < SMALL_BYTES
+
+
+def _new_bytes(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
