@@ -1,0 +1,199 @@
+"""What the real Orbax makes of our steps in the format `orbax`, whoever wrote them and how."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from safepoint.formats.dtypes import ITEM_BYTES
+from safepoint.manager import CheckpointManager
+from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
+
+from support.orbax_process import digest_of, needs_orbax, run_orbax
+from support.sharded_states import LEAVES, expected, make_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.process_pool import ProcessPool
+
+MESHES = {1: (1,), 2: (2,), 4: (2, 2)}
+BOTH_KNOW = [
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+]
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def leaf_of(tensor: torch.Tensor) -> tuple[str, list[int], str]:
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), digest_of(bits(tensor))
+
+
+def found(described: dict[str, Any]) -> dict[str, tuple[str, list[int], str]]:
+    assert "error" not in described, described
+    return {name: (leaf["dtype"], leaf["shape"], leaf["digest"]) for name, leaf in described.items()}
+
+
+def save_case(_rank: int, root: str, mode: Any, mesh: tuple[int, ...], how: str) -> None:
+    with CheckpointManager(root, format="orbax", mode=mode, deadline_secs=20.0) as manager:
+        for step, loss in ((2, 3.0), (7, 1.0), (10, 2.0)):
+            manager.save(step, make_state(mesh), metrics={"loss": loss}, blocking=how == "blocking")
+
+
+@needs_orbax
+@pytest.mark.parametrize(("count", "mode"), [(1, "sharded"), (2, "sharded"), (4, "sharded"), (2, "consolidated")])
+def test_every_reader_of_orbax_restores_what_some_processes_saved(
+    process_pool: ProcessPool, tmp_path: Path, count: int, mode: str
+) -> None:
+    how = "behind" if count == 4 else "blocking"
+    process_pool.run(save_case, str(tmp_path), mode, MESHES[count], how, num_processes=count)
+    names = list(LEAVES)
+    item = str(tmp_path / "7" / "leaves")
+    answers = run_orbax(
+        {"do": "standard", "path": item},
+        {"do": "pytree", "path": item},
+        {
+            "do": "mesh",
+            "path": item,
+            "shapes": {name: list(LEAVES[name][0]) for name in LEAVES if name != "flags"} | {"flags": [9]},
+            "dtypes": {name: str(LEAVES[name][1]).removeprefix("torch.") for name in LEAVES},
+        },
+        {"do": "v1", "path": str(tmp_path / "7")},
+        {"do": "manager", "root": str(tmp_path)},
+        {"do": "manager", "root": str(tmp_path), "step": 2},
+    )
+    wanted = {name: leaf_of(expected(name)) for name in names}
+    for answer in (answers[0], answers[1], answers[3]["leaves"], answers[4]["items"]["leaves"]):
+        assert {name: leaf for name, leaf in found(answer).items() if name in wanted} == wanted
+    assert answers[2].get("error") is None, answers[2]
+    on_mesh = {name: (leaf["shape"], leaf["digest"]) for name, leaf in answers[2].items()}
+    assert {name: on_mesh[name] for name in names if name != "thin"} == {
+        name: leaf[1:] for name, leaf in wanted.items() if name != "thin"
+    }
+    assert {leaf["num_devices"] for leaf in answers[2].values()} == {8}
+    looked = answers[4]
+    assert (looked["all_steps"], looked["latest_step"], looked["best_step"]) == ([2, 7, 10], 10, 7)
+    assert looked["metrics"] == {"loss": 2.0}
+    assert answers[5]["metrics"] == {"loss": 3.0}
+    assert {"leaves", "plain"} <= set(looked["metadata"])
+    assert found(looked["items"]["plain"]) == {"": leaf_of(torch.arange(20))}
+
+
+@needs_orbax
+def test_every_dtype_that_both_know_is_restored_bit_for_bit_and_others_as_their_bytes(tmp_path: Path) -> None:
+    tensors = {}
+    for name, size in ITEM_BYTES.items():
+        if hasattr(torch, name):
+            raw = torch.arange(6 * size, dtype=torch.uint8) * 7 % (2 if name == "bool" else 251)
+            tensors[name] = raw.view(getattr(torch, name)).reshape(2, 3)
+    with CheckpointManager(tmp_path, format="orbax") as manager:
+        manager.save(1, {"x": tensors})
+    (answer,) = run_orbax({"do": "standard", "path": str(tmp_path / "1" / "x")})
+    for name, leaf in found(answer).items():
+        as_bytes = tensors[name].view(torch.uint8).reshape(2, 3, ITEM_BYTES[name])
+        assert leaf == (leaf_of(tensors[name]) if name in BOTH_KNOW else leaf_of(as_bytes)), name
+    assert set(answer) == set(tensors)
+
+
+@needs_orbax
+def test_a_model_an_optimizer_and_plain_values_are_what_orbax_shows(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 8)).sum().backward()
+    optimizer.step()
+    tied = torch.randn(3)
+    plain = {"i": 5, "f": 2.5, "flag": True, "text": "实验", "none": None, "list": [1, {"x": 2}], "t": (), "e": {}}
+    state = {"model": model, "optimizer": optimizer, "plain": {"w": tied, **plain}, "tied": [tied, tied], "json": plain}
+    with CheckpointManager(tmp_path, format="orbax") as manager:
+        manager.save(1, state)
+        back = manager.restore(1).state
+    assert back is not None
+    assert back["json"] == plain
+    (answer,) = run_orbax({"do": "v1", "path": str(tmp_path / "1")})
+    assert found(answer["model"]) == {name: leaf_of(value) for name, value in model.state_dict().items()}
+    first = optimizer.state_dict()["state"][0]
+    assert answer["optimizer"]["state.0.exp_avg"]["digest"] == leaf_of(first["exp_avg"])[2]
+    assert answer["optimizer"]["param_groups.0.lr"]["kind"] in ("float", "float64", "ndarray")
+    assert found(answer["tied"]) == {"0": leaf_of(tied), "1": leaf_of(tied)}
+    shown = answer["plain"]
+    assert shown["text"] == "实验"
+    assert shown["i"]["digest"] == leaf_of(torch.tensor(5))[2]
+    assert json.loads((tmp_path / "1" / "json" / "metadata").read_text()) == {**plain, "t": []}
+
+
+@needs_orbax
+def test_a_flipped_byte_is_an_error_in_orbax_and_in_ours(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, format="orbax") as manager:
+        manager.save(1, {"x": {"w": torch.arange(1000.0)}})
+        path = tmp_path / "1" / "x" / "w" / "c" / "0"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        (answer,) = run_orbax({"do": "standard", "path": str(tmp_path / "1" / "x")})
+        assert "Digest mismatch" in answer["error"], answer
+        with pytest.raises(CorruptDataError):
+            manager.restore(1)
+
+
+@pytest.mark.parametrize(
+    ("state", "leaf"),
+    [
+        ({"x": {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}}, "x.a.b"),
+        ({"x": {"1": torch.ones(1), 1: torch.ones(1)}}, "x.1"),
+        ({"x": {"a/b": torch.ones(1)}}, "x.a/b"),
+        ({"x": {"": torch.ones(1)}}, "x"),
+        ({"x": {"..": torch.ones(1)}}, "x..."),
+        ({"x": {"_METADATA": torch.ones(1)}}, "x._METADATA"),
+        ({"x": {"k" * 300: torch.ones(1)}}, "x." + "k" * 300),
+        ({"metrics": {"a": torch.ones(1)}}, "metrics"),
+    ],
+)
+def test_names_that_orbax_would_mix_up_are_refused_before_anything_is_written(
+    tmp_path: Path, state: dict[str, Any], leaf: str
+) -> None:
+    with CheckpointManager(tmp_path, format="orbax") as manager:
+        with pytest.raises(UnsupportedValueError) as caught:
+            manager.save(1, state)
+        assert caught.value.leaf == leaf
+        assert caught.value.outcome == "not_committed"
+        assert manager.latest_step() is None
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_empty_arrays_and_empty_containers_come_back_through_us(tmp_path: Path) -> None:
+    state = {"x": {"none": torch.zeros(0, 3), "scalar": torch.tensor(3.0), "e": {}, "l": []}, "y": {}}
+    with CheckpointManager(tmp_path, format="orbax") as manager:
+        manager.save(1, state)
+        back = manager.restore(1).state
+    assert back is not None
+    assert back["x"]["none"].shape == (0, 3)
+    assert (back["x"]["scalar"], back["x"]["e"], back["x"]["l"], back["y"]) == (3.0, {}, [], {})
+
+
+def test_no_process_that_saves_or_restores_imports_jax_or_orbax(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        assert name.split('.')[0] not in ('jax', 'jaxlib', 'orbax', 'flax'), name\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from safepoint.manager import CheckpointManager\n"
+        "with CheckpointManager(sys.argv[1], format='orbax') as manager:\n"
+        "    manager.save(1, {'x': {'w': torch.ones(100_000)}})\n"
+        "    assert manager.restore(1).state['x']['w'].sum() == 100_000\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_START"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr

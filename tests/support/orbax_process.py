@@ -1,0 +1,159 @@
+"""Runs the real Orbax on JAX's CPU devices in a process of its own, and tells what it restored.
+
+As a module: `run_orbax` starts the process, `needs_orbax` skips a test where Orbax is not installed. As a script: what
+runs there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Leaf", "digest_of", "needs_orbax", "run_orbax"]
+
+NUM_DEVICES = 8
+
+Leaf = tuple[str, tuple[int, ...], str]
+"""dtype, shape, and digest of the bytes."""
+
+needs_orbax = pytest.mark.skipif(
+    importlib.util.find_spec("orbax") is None or importlib.util.find_spec("jax") is None,
+    reason="orbax-checkpoint is not installed",
+)
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest by which leaves are compared."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def run_orbax(*requests: dict[str, Any], timeout_secs: float = 90.0) -> list[Any]:
+    """Do requests in one process, and return what each gave: {"error": text}, or the result as JSON.
+
+    Each request names a function below by `do`, and its arguments.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-P", str(Path(__file__).resolve())],
+        input=json.dumps(requests),
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={NUM_DEVICES}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout_secs,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found: list[Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+# From here on: what runs in that process.
+
+
+def _describe(tree: Any) -> Any:
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        array = np.asarray(value)
+        kind = "jax" if isinstance(value, jax.Array) else type(value).__name__
+        return {
+            "kind": kind,
+            "dtype": str(array.dtype),
+            "shape": list(array.shape),
+            "digest": digest_of(np.ascontiguousarray(array).tobytes()),
+            "num_devices": len(value.sharding.device_set) if isinstance(value, jax.Array) else 0,
+        }
+
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {".".join(_key(key) for key in path): leaf(value) for path, value in flat}
+
+
+def _key(key: Any) -> str:
+    return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
+
+
+def standard(path: str) -> Any:
+    """Restore one item by StandardCheckpointer."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
+    return _describe(ocp.StandardCheckpointer().restore(path))
+
+
+def pytree(path: str) -> Any:
+    """Restore one item by PyTreeCheckpointer."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
+    return _describe(ocp.PyTreeCheckpointer().restore(path))
+
+
+def v1(path: str) -> Any:
+    """Load all items of a step by the v1 interface."""
+    import orbax.checkpoint.experimental.v1 as ocp  # noqa: PLC0415
+
+    return {name: _describe(item) for name, item in ocp.load_checkpointables(path).items()}
+
+
+def manager(root: str, step: int | None = None) -> Any:
+    """Look at a root and restore a step by CheckpointManager."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
+    options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    with ocp.CheckpointManager(root, options=options) as found:
+        chosen = found.latest_step() if step is None else step
+        items = found.restore(chosen)
+        metadata = found.item_metadata(chosen)
+        return {
+            "all_steps": list(found.all_steps()),
+            "latest_step": found.latest_step(),
+            "best_step": found.best_step(),
+            "metrics": found.metrics(chosen),
+            "items": {name: _describe(item) for name, item in items.items()},
+            "metadata": sorted(name for name, item in metadata.items() if item is not None),
+        }
+
+
+def mesh(path: str, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> Any:
+    """Restore one item onto a mesh of 2 x 4 devices, split along every dimension that can be."""
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415
+
+    devices = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    target = {}
+    for name, shape in shapes.items():
+        axes = [
+            axis if size % count == 0 and size else None for size, axis, count in zip(shape, "ba", (4, 2), strict=False)
+        ]
+        sharding = NamedSharding(devices, PartitionSpec(*axes))
+        target[name] = jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtypes[name]), sharding=sharding)
+    return _describe(ocp.StandardCheckpointer().restore(path, target))
+
+
+def _main() -> None:
+    answers: list[Any] = []
+    for request in json.loads(sys.stdin.read()):
+        do = request.pop("do")
+        try:
+            answers.append(globals()[do](**request))
+        except Exception as error:  # noqa: BLE001 - the answer
+            answers.append({"error": f"{type(error).__name__}: {error}"})
+    print(json.dumps(answers))  # noqa: T201
+
+
+if __name__ == "__main__":
+    _main()
