@@ -164,7 +164,7 @@ class Rebuilder:
         is_like = isinstance(like, Sequence) and not isinstance(like, (str, bytes))
         length = len(like) if is_like else 0
         values = [
-            self.build(child, like[key] if isinstance(key, int) and key < length else ABSENT)
+            self.build(child, like[key] if isinstance(key, int) and 0 <= key < length else ABSENT)
             for key, child in saved.children.items()
         ]
         data = node_data(saved.node)

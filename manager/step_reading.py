@@ -16,6 +16,7 @@ from safepoint.formats.manifest import Manifest
 from safepoint.manager import pins
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
 from safepoint.manager.step_listing import CommittedStep, Listing, RecordCache, StepProblem, read_listing
+from safepoint.manager.structure_check import check_structure
 
 if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
@@ -88,6 +89,7 @@ class StepReader:
             )
         try:
             manifest = Manifest.from_bytes(data, path=full_path)
+            check_structure(manifest, path=full_path)
         except CheckpointError as error:
             raise error.with_context(step=record.step) from None
         if (manifest.step, manifest.attempt) != (record.step, record.attempt):

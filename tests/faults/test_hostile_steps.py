@@ -288,6 +288,29 @@ def test_containers_that_claim_a_length_take_none_of_it(step: HostileStep, kind:
     assert int(child(step, "manager.restore(2)").stdout.split()[-1]) < 1 << 20
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, "l", "list", {"length": 1}), (1, -1, "list", {"length": 0})],
+        [(0, "l", "list", {"length": 2}), (1, 1, "value", 1), (1, 0, "value", 1)],
+        [(0, "l", "deque", {"length": 1, "maxlen": "x"}), (1, 0, "value", 1)],
+        [(0, "l", "deque", {"length": 1, "maxlen": 0}), (1, 0, "value", 1)],
+        [(0, "l", "value", 1), (1, "below", "value", 1)],
+        [(0, "l", "dataclass", None), (1, 0, "value", 1)],
+        [(0, "l", "per_process", None), (1, "zero", "value", 1)],
+        [(0, "l", "array", None)],
+    ],
+    ids=lambda rows: f"{rows[0][2]} {rows[-1][1]}",
+)
+def test_containers_with_children_that_they_cannot_have_are_refused(step: HostileStep, rows: list[Any]) -> None:
+    manifest = copy.deepcopy(step.manifest)
+    first = len(manifest["structure"])
+    manifest["structure"] += [[first if parent else 0, key, kind, data] for parent, key, kind, data in rows]
+    step.rewrite(manifest)
+    for error in restore_in_every_way(step.root):
+        assert isinstance(error, CheckpointError)
+
+
 VALUES = [
     {"int": "0x" + "f" * 10_000_000},
     {"int": "x"},
