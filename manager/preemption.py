@@ -60,7 +60,7 @@ class Preemption:
 
         Args:
             coordinator: whose view of this name to use.
-            name: of the view; a new one each time.
+            name: of the view; a new one each time that this succeeds.
             signals: what to catch.
             deadline_secs: for the other processes to answer when one is preempted.
             open_secs: for the other processes to come here.
@@ -75,8 +75,7 @@ class Preemption:
             own = b"store" if sync_point is None else b"xla"
             agreed = view.meet("preemption", own, deadline_secs=open_secs, decide=_common_way)
         except BaseException:
-            self._signals.close()
-            view.close()
+            self._signals.close()  # the view stays, for the next try of all: meetings survive one that was missed
             raise
         self._agreement: _Agreement
         if sync_point is not None and agreed == b"xla":

@@ -190,20 +190,51 @@ def test_a_check_takes_microseconds_watching_next_to_nothing_and_few_keys_stay(p
 # -- one that does not take part ------------------------------------------------------------------------------------
 
 
-def lonely_case(rank: int, root: str) -> str:
+def lonely_case(rank: int, root: str) -> tuple[str, bool]:
     with CheckpointManager(root, deadline_secs=2.0) as manager:
+        told = "absent"
         if rank == 1:
-            time.sleep(3.0)
-            return "absent"
-        try:
-            manager.preemption()
-        except RendezvousTimeoutError as error:
-            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-            return str(error.absent)
-    return "opened"
+            time.sleep(2.5)
+        else:
+            try:
+                manager.preemption()
+            except RendezvousTimeoutError as error:
+                told = str(error.absent)
+        put_back = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        with manager.preemption() as preemption:
+            assert not preemption.should_stop(0)
+    return told, put_back
 
 
-def test_a_process_that_watches_for_no_preemption_is_named_when_the_others_begin(
+def test_a_process_that_watches_for_no_preemption_is_named_when_the_others_begin_and_can_come_later(
     pool3: PoolView, tmp_path: Path
 ) -> None:
-    assert pool3.run(lonely_case, str(tmp_path)) == ["(1,)", "absent", "(1,)"]
+    assert pool3.run(lonely_case, str(tmp_path)) == [("(1,)", True), ("absent", True), ("(1,)", True)]
+
+
+def latecomer_case(rank: int, root: str) -> tuple[float, float]:
+    """Return how long leaving the block took, and closing the manager."""
+    former = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with CheckpointManager(root, deadline_secs=DEADLINE_SECS) as manager:
+            with manager.preemption() as preemption:
+                assert not preemption.should_stop(0)
+                if rank == 1:
+                    dist.barrier()
+                    signal.raise_signal(signal.SIGTERM)
+                    time.sleep(0.3)
+                began = time.monotonic()
+            left = time.monotonic()
+            if rank != 1:
+                dist.barrier()
+            dist.barrier()
+            began_to_close = time.monotonic()
+        return left - began, time.monotonic() - began_to_close
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def test_a_signal_when_the_others_have_left_the_loop_holds_nobody_up(pool3: PoolView, tmp_path: Path) -> None:
+    for leaving_secs, closing_secs in pool3.run(latecomer_case, str(tmp_path)):
+        assert leaving_secs < 2.5
+        assert closing_secs < 4.0
