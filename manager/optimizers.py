@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from safepoint.formats.errors import CorruptDataError
 from safepoint.formats.manifest import PathKey, TreePath, display_path
 from safepoint.manager.partial_fill import fill_selected
 from safepoint.manager.rebuild import ABSENT, Rebuilder
@@ -115,6 +116,8 @@ def _pair_groups(
     ):
         group: dict[str, Any] = {**like_group, **matcher.rebuild(saved_group, like_group)}
         saved_indices = group["params"]
+        if not isinstance(saved_indices, list) or not all(type(number) is int for number in saved_indices):
+            raise CorruptDataError("a parameter group without its parameters", leaf=display_path((*path, index)))
         order = _pair_parameters(matcher, (*path, index), group, like_group)
         if order is None:
             continue

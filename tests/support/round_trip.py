@@ -56,7 +56,7 @@ class Step:
     def without_target(self, *, own: tuple[int, int] = (0, 1), **selection: Any) -> dict[str, Any]:
         """Return the state as host tensors and mappings."""
         chosen = select_structure(self.structure, process_index=own[0], process_count=own[1], **selection)
-        arrays = {path: self.data[path].clone() for path in array_paths(chosen)}
+        arrays = {path: self.data[path].clone() for path in array_paths(chosen) if path in self.data}
         return unflatten(chosen, arrays, process_index=own[0], process_count=own[1])
 
 
