@@ -66,6 +66,8 @@ class Preemption:
             open_secs: for the other processes to come here.
             drain: waits for the save in flight.
         """
+        if not deadline_secs > 0:
+            raise InvalidArgumentError(f"deadline_secs must be positive, not {deadline_secs!r}")
         self._drain = drain
         self._is_open = True
         self._signals = SignalWatch(signals)

@@ -56,7 +56,10 @@ _LOOK_EVERY_SECS = 0.2
 _LOOKS_PER_SEC = 2500
 """Of all processes together, whatever their number: what the store of process 0 is asked to bear."""
 _HOLD_SECS = 5.0
-_ASK_SECS = 10.0
+_FAILURES = (CheckpointError, RuntimeError, OSError)
+"""What asking others can end in. A watcher that dies of it would leave a process that ignores SIGTERM."""
+_ASK_SECS = 2.0
+_LONGEST_PAUSE_SECS = 30.0
 
 
 class Progress:
@@ -187,34 +190,37 @@ class StopWatcher:
 
     def _find_reason(self) -> str | None:
         """Return why to stop, once this or another process has a reason; None when closing first."""
-        alone = self._view.process_count == 1
-        every_secs = None if alone else max(_LOOK_EVERY_SECS, self._view.process_count / _LOOKS_PER_SEC)
+        every_secs = None  # alone: nobody to ask
+        if self._view.process_count > 1:
+            every_secs = max(_LOOK_EVERY_SECS, self._view.process_count / _LOOKS_PER_SEC)
+        pause_secs = every_secs
         while not self._is_closing:
-            number = self._signals.wait(every_secs)
+            number = self._signals.wait(pause_secs)
             if number is not None:
                 self._wish = self._wish or signal_name(number)
             if self._wish is not None:
                 return self._tell(f"{self._wish} on process {self._view.process_index}")
-            if not alone and (told := self._look()) is not None:
-                return told
+            if pause_secs is None:
+                continue
+            try:
+                note = self._view.find_note(deadline_secs=_ASK_SECS)
+            except _FAILURES as error:
+                # Process 0 is stopped, or gone, of which the training hears in its own ways: ask less and less often.
+                logger.debug("cannot ask whether another process wants to stop: %s", error)
+                pause_secs = min(_LONGEST_PAUSE_SECS, 2 * pause_secs)
+                continue
+            if note is not None:
+                return note.decode()
+            pause_secs = every_secs
         return None
 
     def _tell(self, reason: str) -> str:
         text = reason.encode("ascii", "replace").decode()
         try:
             return self._view.leave_note(text.encode(), deadline_secs=self._hold_secs).decode()
-        except CheckpointError as error:
+        except _FAILURES as error:
             logger.warning("cannot tell the other processes of %s: %s", reason, error)
             return text
-
-    def _look(self) -> str | None:
-        try:
-            note = self._view.find_note(deadline_secs=_ASK_SECS)
-        except CheckpointError as error:
-            # Process 0 has closed its manager, or died; the training will hear of that in its own ways.
-            logger.debug("cannot ask whether another process wants to stop: %s", error)
-            return None
-        return None if note is None else note.decode()
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
@@ -228,7 +234,7 @@ class StopWatcher:
             answer = self._view.meet(
                 "stop step", json.dumps(limit).encode(), deadline_secs=self._hold_secs, decide=_one_above_all
             )
-        except CheckpointError as error:
+        except _FAILURES as error:
             logger.warning("no stop step could be agreed, so this process stops at its next one: %s", error)
             self._progress.settle_alone()
         else:

@@ -147,6 +147,30 @@ def test_a_process_killed_while_the_others_decide_ends_their_loops_with_an_error
         pool3.replace()
 
 
+def test_a_process_that_is_stopped_keeps_nobody_from_stopping(pool3: PoolView, tmp_path: Path) -> None:
+    """It is process 0: the store, with all that is asked of it, stops too."""
+    plan = Plan(
+        root=str(tmp_path),
+        signals_at={1: [0.5]},
+        paused_at={0: 0.4},
+        step_secs=dict.fromkeys(range(3), 0.01),
+        num_steps=1500,
+        collective=False,
+        deadline_secs=2.0,
+    )
+    running = pool3.start(outlived_case, plan)
+    try:
+        outcomes = running.outcomes(ranks=[1, 2], timeout_secs=40)
+    finally:
+        pool3.resume(0)
+
+    what, secs, _ = outcomes[1]
+    assert what == RendezvousTimeoutError.__name__
+    assert secs < 0.5 + 3 * 2.0 + 3.0 + 4.0
+    assert all(longest < 2.0 for _, _, longest in outcomes.values())
+    pool3.replace()
+
+
 # -- what it costs, and what stays ----------------------------------------------------------------------------------
 
 

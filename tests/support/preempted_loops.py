@@ -36,6 +36,7 @@ class Plan:
         num_steps: of the loop, if nothing stops it.
         collective: whether each step is one.
         killed_at: by rank, when it dies without notice.
+        paused_at: by rank, when it is stopped (SIGSTOP), until the test lets it go on.
         deadline_secs: of the decision.
     """
 
@@ -48,6 +49,7 @@ class Plan:
     num_steps: int = 3000
     collective: bool = True
     killed_at: dict[int, float] = field(default_factory=dict)
+    paused_at: dict[int, float] = field(default_factory=dict)
     deadline_secs: float = DEADLINE_SECS
 
 
@@ -71,8 +73,9 @@ def signals_itself(plan: Plan, rank: int) -> list[threading.Timer]:
         for secs in plan.signals_at.get(rank, [])
         if secs >= 0
     ]
-    if rank in plan.killed_at:
-        timers.append(threading.Timer(plan.killed_at[rank], os.kill, (os.getpid(), signal.SIGKILL)))
+    for number, when in ((signal.SIGKILL, plan.killed_at), (signal.SIGSTOP, plan.paused_at)):
+        if rank in when:
+            timers.append(threading.Timer(when[rank], os.kill, (os.getpid(), number)))
     for timer in timers:
         timer.start()
     return timers

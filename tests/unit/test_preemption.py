@@ -381,6 +381,12 @@ def test_what_cannot_be_caught_is_refused_and_nothing_stays(manager: CheckpointM
     assert num_fds() == before
 
 
+def test_a_deadline_that_is_none_is_refused(manager: CheckpointManager) -> None:
+    with pytest.raises(InvalidArgumentError, match="deadline_secs"):
+        manager.preemption(deadline_secs=0.0)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 FORKED = """
 import multiprocessing, os, signal, sys, time
 from safepoint.manager import CheckpointManager
