@@ -8,14 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, assert_type
 
 from safepoint.manager import (
+    AdaptationReport,
+    Cast,
     CheckpointError,
     CheckpointManager,
     KeepAll,
     KeepBest,
     KeepEvery,
     KeepLast,
+    Partial,
     PerProcess,
     Policy,
+    Rename,
     RestoreResult,
     RNGState,
     SaveResult,
@@ -69,6 +73,12 @@ def restoring(manager: CheckpointManager, state: Mapping[str, Any]) -> None:
     assert_type(result, RestoreResult)
     assert_type(result.step, int)
     assert_type(manager.restore(3).state, dict[str, Any] | None)
+    adapted = manager.restore(3, state, adapt=[Cast("model.*"), Partial(), Rename({"a.*": "b.*"})]).adapted
+    assert_type(adapted, AdaptationReport)
+    assert_type(adapted.cast, tuple[tuple[str, str, str], ...])
+    assert_type(adapted.missing, tuple[str, ...])
+    manager.restore(3, state, adapt=["cast"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    Cast(keys="model.*")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def looking(manager: CheckpointManager) -> None:
