@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+
 from safepoint.manager.packing import SMALL_BYTES, pack
 from safepoint.manager.staging import HostSlab
 
