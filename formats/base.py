@@ -215,6 +215,11 @@ class Format(Protocol):
         """Whether what one process wrote is readable without what the others wrote."""
         ...
 
+    @property
+    def plans_by_geometry(self) -> bool:
+        """Whether a plan follows from the portions, the mode and the process alone: then it is kept for later saves."""
+        ...
+
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:
         """Return what a process must know of a leaf beyond its own portions; {} where that is nothing.
 

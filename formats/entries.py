@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import TYPE_CHECKING
 
 from safepoint.formats.checksum import BLOCK_BYTES, is_digest, num_blocks
 from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.errors import CorruptDataError
-from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path
+from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path, known_json
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.region import Region
 from safepoint.formats.tree import JSON, TreePath, display_path
@@ -155,6 +157,17 @@ class LeafEntry:
             "shards": [shard.to_json() for shard in self.shards],
         }
 
+    def to_text(self, node: int) -> str:
+        """Return the canonical JSON text of `to_json(node)`."""
+        if len(self.shards) != 1:
+            return known_json(self.to_json(node))
+        shard = self.shards[0]
+        return (
+            f'{{"dtype":"{self.dtype}","node":{node},"shape":{_text(self.shape)},"shards":[{{"file":{shard.file},'
+            f'"key":{_quoted(shard.key)},"num_bytes":{shard.num_bytes},"offset":{shard.offset},'
+            f'"region":[{_text(shard.region.offsets)},{_text(shard.region.shape)}]}}]}}'
+        )
+
     @classmethod
     def from_json(
         cls, value: JSON, *, index: int, paths: Sequence[TreePath], files: Sequence[FileEntry], path: str
@@ -189,6 +202,11 @@ class LeafEntry:
         except CorruptDataError as error:
             raise error.with_context(leaf=display_path(tree_path)) from None
         return cls(path=tree_path, dtype=dtype, shape=shape, shards=shards)
+
+
+@lru_cache(maxsize=4096)
+def _text(numbers: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, numbers))}]"
 
 
 def _read_shard(

@@ -10,14 +10,27 @@ import json
 import math
 import re
 import reprlib
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
 
 from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["INT64_MAX", "MAX_DEPTH", "Fields", "canonical_json", "check_id", "check_relative_path", "parse_json"]
+__all__ = [
+    "INT64_MAX",
+    "MAX_DEPTH",
+    "Fields",
+    "canonical_json",
+    "check_id",
+    "check_json",
+    "check_relative_path",
+    "known_json",
+    "parse_json",
+]
 
 MAX_DEPTH = 64
 """How deep arrays and objects may be nested, in what is written and in what is read."""
@@ -30,6 +43,8 @@ _CONTAINERS = (dict, list, tuple)
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DRIVE = re.compile(r"[A-Za-z]:")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(code for code in range(256) if chr(code) not in "[]{}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _ChoiceT = TypeVar("_ChoiceT", bound=str)
@@ -44,17 +59,37 @@ def canonical_json(value: Any) -> bytes:
         UnsupportedValueError: NaN or infinity, keys that are not strings, nesting beyond `MAX_DEPTH`, cycles, and
             anything that is not JSON.
     """
+    text = known_json(value)
+    check_json(value)
+    return text.encode("ascii")
+
+
+def known_json(value: Any) -> str:
+    """Return what `canonical_json` does, as text, for a large value made by ourselves.
+
+    Whatever in it comes from elsewhere must have passed `check_json`.
+
+    Raises:
+        UnsupportedValueError: NaN or infinity, or anything that is not JSON.
+    """
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedValueError(f"this cannot be written as JSON: {error}") from error
+
+
+def check_json(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
+    """Check what `json.dumps` lets pass.
+
+    Raises:
+        UnsupportedValueError: keys that are not strings, or nesting beyond `max_depth`.
+    """
     for depth, level in enumerate(_levels(value), start=1):
-        if depth > MAX_DEPTH:
+        if depth > max_depth:
             raise UnsupportedValueError(f"this is nested deeper than {MAX_DEPTH} levels")
         for container in level:
             if isinstance(container, dict) and not all(isinstance(key, str) for key in container):
                 raise UnsupportedValueError("a JSON object has only strings as keys")
-    return text.encode("ascii")
 
 
 def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH) -> Any:
@@ -74,16 +109,25 @@ def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH)
         value = json.loads(
             bytes(data).decode("utf-8"),
             object_pairs_hook=_unique,
-            parse_int=_parse_int,
+            parse_int=None if sys.get_int_max_str_digits() == _MAX_INT_DIGITS else _parse_int,
             parse_float=_parse_float,
             parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{what} is not valid JSON: {error}", path=path) from error
-    for depth, _ in enumerate(_levels(value), start=1):
-        if depth > max_depth:
-            raise CorruptDataError(f"{what} is nested deeper than {max_depth} levels", path=path)
+    if _depth(data) > max_depth:
+        raise CorruptDataError(f"{what} is nested deeper than {max_depth} levels", path=path)
     return value
+
+
+def _depth(text: bytes) -> int:
+    """Return how deep a valid JSON text is nested, without a look at each of its values."""
+    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
+    if not brackets:
+        return 0
+    # Bit 2 tells "]" from "[", and "}" from "{".
+    steps = 1 - (np.frombuffer(brackets, dtype=np.uint8) & 4).astype(np.int64) // 2
+    return int(np.cumsum(steps).max())
 
 
 def _levels(value: Any) -> Iterable[list[Any]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from safepoint.formats.commit_record import CommitRecord
 from safepoint.formats.entries import FileEntry, LeafEntry, ShardEntry
 from safepoint.formats.errors import CorruptDataError, IncompleteCoverageError, InvalidArgumentError
-from safepoint.formats.fields import Fields, canonical_json, parse_json
+from safepoint.formats.fields import Fields, known_json, parse_json
 from safepoint.formats.layout import COMMIT_NAME, LAYOUT_VERSION, MANIFEST_NAME, MODES, Mode, Scope, check_header
 from safepoint.formats.region import check_tiling
 from safepoint.formats.tree import (
@@ -22,6 +22,7 @@ from safepoint.formats.tree import (
     PathKey,
     TaggedKey,
     TreePath,
+    check_data,
     display_path,
     structure_from_rows,
     structure_to_rows,
@@ -93,22 +94,22 @@ class Manifest:
             row = index.get(leaf.path)
             if row is None:
                 raise InvalidArgumentError(f"leaf {display_path(leaf.path)!r} has no node in the structure")
-            leaves.append(leaf.to_json(row))
-        return canonical_json(
-            {
-                "kind": _KIND,
-                "version": LAYOUT_VERSION,
-                "step": self.step,
-                "attempt": self.attempt,
-                "process_count": self.process_count,
-                "format": self.format,
-                "mode": self.mode,
-                "partial": self.partial,
-                "structure": rows,
-                "files": [file.to_json() for file in self.files],
-                "leaves": leaves,
-            }
-        )
+            leaves.append(leaf.to_text(row))
+        check_data(self.structure)
+        texts = {
+            "kind": known_json(_KIND),
+            "version": known_json(LAYOUT_VERSION),
+            "step": known_json(self.step),
+            "attempt": known_json(self.attempt),
+            "process_count": known_json(self.process_count),
+            "format": known_json(self.format),
+            "mode": known_json(self.mode),
+            "partial": known_json(self.partial),
+            "structure": known_json(rows),
+            "files": known_json([file.to_json() for file in self.files]),
+            "leaves": f"[{','.join(leaves)}]",
+        }
+        return f"{{{','.join(f'{known_json(name)}:{texts[name]}' for name in sorted(texts))}}}".encode("ascii")
 
     @classmethod
     def from_bytes(cls, data: bytes, *, path: str) -> Manifest:

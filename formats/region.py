@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from safepoint.formats.errors import IncompleteCoverageError, InvalidArgumentError
@@ -33,13 +34,13 @@ class Region:
     def __post_init__(self) -> None:
         if len(self.offsets) != len(self.shape):
             raise InvalidArgumentError(f"a region needs as many offsets as sizes, got {self.offsets} and {self.shape}")
-        if any(n < 0 for n in (*self.offsets, *self.shape)):
+        if self.shape and (min(self.offsets) < 0 or min(self.shape) < 0):
             raise InvalidArgumentError(f"a region has no negative numbers, got {self.offsets} and {self.shape}")
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Region:
         """Return the region of a whole leaf of this global shape."""
-        return cls((0,) * len(shape), tuple(shape))
+        return _whole(tuple(shape))
 
     @property
     def num_elements(self) -> int:
@@ -111,6 +112,11 @@ class Region:
     def to_json(self) -> list[list[int]]:
         """Return `[offsets, shape]`."""
         return [list(self.offsets), list(self.shape)]
+
+
+@lru_cache(maxsize=4096)
+def _whole(shape: tuple[int, ...]) -> Region:
+    return Region((0,) * len(shape), shape)
 
 
 def subtract(region: Region, taken: Iterable[Region]) -> list[Region]:

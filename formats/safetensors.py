@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from safepoint.formats.base import FileLayout, FilePlan, Piece, Placement, Portion, WriteJob
 from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, UnsupportedValueError
-from safepoint.formats.fields import INT64_MAX, Fields, canonical_json, parse_json
+from safepoint.formats.fields import INT64_MAX, Fields, known_json, parse_json
 from safepoint.formats.grouping import file_plan, group_portions, pieces_of, portion_keys
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class SafetensorsFormat:
     suffix = ".safetensors"
     modes: tuple[Mode, ...] = ("consolidated", "sharded")
     allows_private_roots = True
+    plans_by_geometry = True
 
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:
         """Return nothing: a process needs to know its own portions only."""
@@ -135,7 +136,7 @@ def _is_utf8(text: str) -> bool:
 
 def _encode(header: dict[str, Any]) -> bytes:
     """Return length and JSON, padded with spaces so that the data begins on a page."""
-    text = canonical_json(header)
+    text = known_json(header).encode("ascii")
     length = -(-(_LENGTH_BYTES + len(text)) // DATA_ALIGNMENT) * DATA_ALIGNMENT - _LENGTH_BYTES
     if length > _MAX_HEADER_BYTES:
         raise InvalidArgumentError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
+from safepoint.formats.fields import MAX_DEPTH, check_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "PathKey",
     "TaggedKey",
     "TreePath",
+    "check_data",
     "display_path",
     "structure_from_rows",
     "structure_to_rows",
@@ -31,6 +33,7 @@ MAX_TREE_DEPTH = 128
 
 _ROW_FIELDS = 4  # parent, key, kind, data
 _MAX_KIND_CHARS = 64
+_LEVELS_ABOVE_DATA = 3  # the object of the manifest, the list of rows, the row
 
 JSON: TypeAlias = Any
 """None, bool, int, finite float, str, and lists and str-keyed dicts of them."""
@@ -100,6 +103,17 @@ def structure_to_rows(structure: Mapping[TreePath, Node]) -> tuple[list[list[Any
     if not rows:
         raise InvalidArgumentError("a structure has at least a root")
     return rows, index
+
+
+def check_data(structure: Mapping[TreePath, Node]) -> None:
+    """Check that the data of every node may stand in a row of a structure.
+
+    Raises:
+        UnsupportedValueError: keys that are not strings, or nested too deep.
+    """
+    for node in structure.values():
+        if isinstance(node.data, (dict, list, tuple)):
+            check_json(node.data, max_depth=MAX_DEPTH - _LEVELS_ABOVE_DATA)
 
 
 def _key_to_json(key: PathKey) -> JSON:

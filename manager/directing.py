@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.coordination import Coordinator
     from safepoint.manager.options import ManagerOptions, RequestedMode
+    from safepoint.manager.remembering import Memo
 
-__all__ = ["Direction", "SaveDecision", "direct_save", "write_job"]
+__all__ = ["Direction", "SaveDecision", "SaveLayout", "direct_save", "load_tables", "write_job"]
 
 
 _PARTS = ("assignments", "sends", "compares")
@@ -89,50 +90,79 @@ class SaveDecision:
     """The format's, about every leaf."""
 
 
-def direct_save(
-    table_digests: Sequence[str],
-    *,
-    options: ManagerOptions,
-    coordinator: Coordinator,
-) -> SaveDecision:
+@dataclass(frozen=True, kw_only=True)
+class SaveLayout:
+    """Who writes, sends and compares what, by process."""
+
+    mode: Mode
+    mode_reason: str
+    assignments: list[tuple[WriteAssignment, ...]]
+    sends: list[tuple[WriteAssignment, ...]]
+    compares: list[tuple[WriteAssignment, ...]]
+    leaves: Sequence[LeafParts]
+    notes: Mapping[TreePath, JSON]
+
+
+def direct_save(tables: Sequence[LeafTable], *, options: ManagerOptions, memo: Memo[SaveLayout]) -> SaveDecision:
     """Return the answer for each process, and what the primary needs later.
 
     Args:
-        table_digests: of the leaf table that each process shared.
+        tables: what each process holds; equal ones are one object.
         options: of the manager.
-        coordinator: from which the tables are fetched.
+        memo: of the saves before.
 
     Raises:
         DisagreementError: the processes hold contradictory leaves.
         IncompleteCoverageError: a part of a leaf is held by nobody.
     """
-    count = len(table_digests)
-    tables = load_tables(table_digests, coordinator, options.deadline_secs)
     merged = merge_tables(tables)
-    specs = [table.arrays for table in tables]
-    file_format = get_format(options.format)
-    requested, requested_reason = allowed_mode(options.mode, file_format)
-    mode, reason = choose_mode(requested, process_count=count, table_by_process=specs, scope=options.root_scope)
-    plan = plan_save(specs, mode, options.root_scope)
-    leaves = leaf_parts(plan, merged.arrays)
-    notes = file_format.arrange(leaves, lambda: outline_state(merged.nodes))
-    sends = order_sends(plan, merged, file_format, notes, count)
-    compares = shared_regions(specs) if options.check_replicas == "error" else [[] for _ in specs]
+    if get_format(options.format).plans_by_geometry:
+        layout = memo.get(tuple(table.arrays for table in tables), lambda: _lay_out(tables, merged, options))
+    else:
+        layout = _lay_out(tables, merged, options)
     attempt = secrets.token_hex(8)
     directions = [
         Direction(
             attempt=attempt,
-            mode=mode,
-            mode_reason=requested_reason or reason,
-            gathers=any(sends),
-            assignments=plan.written_by(process),
-            sends=tuple(sends[process]),
-            compares=tuple(compares[process]),
-            notes=tuple(notes_for(plan.written_by(process), notes)),
+            mode=layout.mode,
+            mode_reason=layout.mode_reason,
+            gathers=any(layout.sends),
+            assignments=layout.assignments[process],
+            sends=layout.sends[process],
+            compares=layout.compares[process],
+            notes=tuple(notes_for(layout.assignments[process], layout.notes)),
         )
-        for process in range(count)
+        for process in range(len(tables))
     ]
-    return SaveDecision(directions=directions, specs=merged.arrays, structure=merged.nodes, leaves=leaves, notes=notes)
+    return SaveDecision(
+        directions=directions,
+        specs=merged.arrays,
+        structure=merged.nodes,
+        leaves=layout.leaves,
+        notes=layout.notes,
+    )
+
+
+def _lay_out(tables: Sequence[LeafTable], merged: LeafTable, options: ManagerOptions) -> SaveLayout:
+    count = len(tables)
+    held = [table.arrays for table in tables]
+    file_format = get_format(options.format)
+    requested, requested_reason = allowed_mode(options.mode, file_format)
+    mode, reason = choose_mode(requested, process_count=count, table_by_process=held, scope=options.root_scope)
+    plan = plan_save(held, mode, options.root_scope)
+    leaves = leaf_parts(plan, merged.arrays)
+    notes = file_format.arrange(leaves, lambda: outline_state(merged.nodes))
+    sends = order_sends(plan, merged, file_format, notes, count)
+    compares = shared_regions(held) if options.check_replicas == "error" else [[] for _ in held]
+    return SaveLayout(
+        mode=mode,
+        mode_reason=requested_reason or reason,
+        assignments=[plan.written_by(process) for process in range(count)],
+        sends=[tuple(parts) for parts in sends],
+        compares=[tuple(parts) for parts in compares],
+        leaves=leaves,
+        notes=notes,
+    )
 
 
 def leaf_parts(plan: SavePlan, specs: Mapping[TreePath, ArraySpec]) -> list[LeafParts]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from safepoint.formats.base import FileLayout, Framing, Placement
+    from safepoint.formats.manifest import ShardEntry, TreePath
     from safepoint.formats.storage import FileWriter
     from safepoint.manager.staging import HostSlab
 
@@ -37,11 +38,12 @@ __all__ = ["PlannedFile", "append_image", "append_pieces", "stage_files"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFile:
-    """One file of this process: its layout, and its pieces in file order."""
+    """One file of this process: its layout, its pieces in file order, and what the manifest will say of them."""
 
     path: str
     layout: FileLayout
     pieces: tuple[PlannedPiece, ...]
+    shards: tuple[tuple[TreePath, ShardEntry], ...]
 
 
 def stage_files(files: Sequence[PlannedFile], source: Source, slab: HostSlab) -> list[memoryview]:

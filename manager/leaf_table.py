@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
-from safepoint.formats.fields import canonical_json, parse_json
+from safepoint.formats.fields import known_json, parse_json
 from safepoint.formats.region import Region
-from safepoint.formats.tree import structure_from_rows, structure_to_rows
+from safepoint.formats.tree import check_data, structure_from_rows, structure_to_rows
 from safepoint.manager.adapters import ArraySpec
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class LeafTable:
             [index[path], spec.dtype, list(spec.shape), spec.kind, _regions_to_json(spec)]
             for path, spec in self.arrays.items()
         ]
-        return canonical_json({"nodes": rows, "arrays": arrays})
+        check_data(self.nodes)
+        return known_json({"nodes": rows, "arrays": arrays}).encode("ascii")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LeafTable:

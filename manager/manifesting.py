@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath, display_path
-from safepoint.formats.region import check_tiling
+from safepoint.formats.region import Region, check_tiling
 from safepoint.manager.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.directing import Direction
+    from safepoint.manager.remembering import Memo
     from safepoint.manager.writing import WriteReport
 
 __all__ = ["assemble_manifest", "check_written"]
@@ -28,6 +29,7 @@ def assemble_manifest(
     direction: Direction,
     step: int,
     file_format: str,
+    memo: Memo[tuple[LeafEntry, ...]],
     process_count: int | None = None,
 ) -> Manifest:
     """Return the manifest of all reports together.
@@ -38,24 +40,14 @@ def assemble_manifest(
     Raises:
         IncompleteCoverageError: the shards do not tile a leaf.
     """
-    files: list[FileEntry] = []
-    shards: dict[TreePath, list[ShardEntry]] = {path: [] for path in specs}
-    for report in reports:
-        base = len(files)
-        files.extend(report.files)
-        for path, entry in report.shards:
-            shards[path].append(replace(entry, file=base + entry.file))
-    leaves = tuple(
-        LeafEntry(path=path, dtype=specs[path].dtype, shape=specs[path].shape, shards=tuple(held))
-        for path, held in shards.items()
+    leaves = memo.get(
+        (tuple(report.shards for report in reports), specs, process_count),
+        lambda: _join(reports, specs, is_whole=process_count is None),
     )
-    if process_count is None:
-        for leaf in leaves:
-            check_tiling(leaf.shape, (shard.region for shard in leaf.shards), leaf=display_path(leaf.path))
     return Manifest(
         structure=structure,
         leaves=leaves,
-        files=tuple(files),
+        files=tuple(file for report in reports for file in report.files),
         process_count=len(reports) if process_count is None else process_count,
         format=file_format,
         mode=direction.mode,
@@ -63,6 +55,25 @@ def assemble_manifest(
         attempt=direction.attempt,
         partial=process_count is not None,
     )
+
+
+def _join(
+    reports: Sequence[WriteReport], specs: Mapping[TreePath, ArraySpec], *, is_whole: bool
+) -> tuple[LeafEntry, ...]:
+    shards: dict[TreePath, list[ShardEntry]] = {path: [] for path in specs}
+    base = 0
+    for report in reports:
+        for path, entry in report.shards:
+            shards[path].append(replace(entry, file=base + entry.file) if base else entry)
+        base += len(report.files)
+    leaves = tuple(
+        LeafEntry(path=path, dtype=specs[path].dtype, shape=specs[path].shape, shards=tuple(held))
+        for path, held in shards.items()
+    )
+    for leaf in leaves if is_whole else ():
+        if len(leaf.shards) != 1 or leaf.shards[0].region != Region.whole(leaf.shape):
+            check_tiling(leaf.shape, (shard.region for shard in leaf.shards), leaf=display_path(leaf.path))
+    return leaves
 
 
 def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, TreePath
-from safepoint.formats.registry import get_format
 from safepoint.manager.admission import admit_save, find_step
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import Coordinator, Transport, run_together
-from safepoint.manager.directing import Direction, SaveDecision, direct_save, write_job
 from safepoint.manager.errors import (
     CheckpointError,
     DisagreementError,
@@ -26,21 +25,23 @@ from safepoint.manager.errors import (
 )
 from safepoint.manager.file_bytes import stage_files
 from safepoint.manager.manifesting import assemble_manifest, check_written
+from safepoint.manager.planning import lay_out_files, plan_together
 from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts
-from safepoint.manager.state import FlatState, flatten
-from safepoint.manager.writing import PlannedFile, WriteReport, plan_files, write_files
+from safepoint.manager.writing import PlannedFile, WriteReport, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.commit import CommittedStep
+    from safepoint.manager.directing import Direction, SaveDecision
     from safepoint.manager.policies import OnExists
     from safepoint.manager.retention import RetentionWorker
     from safepoint.manager.session import Session
     from safepoint.manager.staging import HostSlab
+    from safepoint.manager.state import FlatState
 
 __all__ = ["SaveOperation"]
 
@@ -64,7 +65,6 @@ class SaveOperation:
     step: int = field(init=False)
     metrics: dict[str, float] = field(init=False)
     direction: Direction = field(init=False)
-    decision: SaveDecision = field(init=False)
     flat: FlatState = field(init=False)
     timings: dict[str, float] = field(default_factory=dict)
     _files: list[PlannedFile] = field(default_factory=list)
@@ -76,6 +76,7 @@ class SaveOperation:
     _sequence: int = 0
     _agreed: bool = False
     _published: bool = False
+    _decision: SaveDecision | None = None
     _replaced: CommittedStep | None = None
 
     # -- 1 sync, 2 plan ----------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class SaveOperation:
             )
             if admission.skip_reason is None:
                 self._sequence = admission.sequence
-                self.direction = self._plan(state)
+                self._plan(state)
                 self._compare_replicas()
         except CheckpointError as error:
             error.outcome = "not_committed"
@@ -113,26 +114,15 @@ class SaveOperation:
         self.step, self.metrics = self.check()
         return self.step
 
-    def _plan(self, state: Mapping[str, Any]) -> Direction:
+    def _plan(self, state: Mapping[str, Any]) -> None:
         session = self.session
-        coordinator = session.coordinator
 
-        def prepare() -> bytes:
-            self.flat = flatten(state, process_index=coordinator.process_index, process_count=coordinator.process_count)
-            table = self.flat.table().to_bytes()
-            return coordinator.share_blob(table, deadline_secs=session.options.deadline_secs).encode()
-
-        def decide(payloads: Sequence[bytes]) -> list[bytes]:
-            digests = [payload.decode() for payload in payloads]
-            self.decision = direct_save(digests, options=session.options, coordinator=coordinator)
-            directions = self.decision.directions
+        def begin(attempt: str) -> None:
             if session.options.root_scope == "shared":
-                session.committer.begin(self.step, directions[0].attempt)
-            return [direction.to_bytes() for direction in directions]
+                session.committer.begin(self.step, attempt)
 
-        return Direction.from_bytes(
-            run_together(coordinator, "save-plan", session.options.deadline_secs, prepare, decide)
-        )
+        planned = plan_together(session, state, begin)
+        self.flat, self.direction, self._decision = planned.flat, planned.direction, planned.decision
 
     def _compare_replicas(self) -> None:
         options = self.session.options
@@ -171,12 +161,7 @@ class SaveOperation:
         direction = self.direction
         if options.root_scope == "per_process":
             session.committer.begin(self.step, direction.attempt)
-        self._files = plan_files(
-            direction.assignments,
-            self._specs(),
-            file_format=get_format(options.format),
-            job=write_job(direction, getattr(self, "decision", None), coordinator, self.metrics),
-        )
+        self._files = lay_out_files(session, direction, self._decision, self._specs(), self.metrics)
         if direction.gathers:
             self._transport = coordinator.open_transport(deadline_secs=options.deadline_secs)
             self._source = GatherSource(
@@ -194,8 +179,8 @@ class SaveOperation:
                 leaf.release()
 
     def _specs(self) -> Mapping[TreePath, ArraySpec]:
-        if self.session.coordinator.is_primary and self.session.options.root_scope == "shared":
-            return self.decision.specs
+        if self._decision is not None and self.session.options.root_scope == "shared":
+            return self._decision.specs
         return {path: leaf.spec for path, leaf in self.flat.arrays.items()}
 
     def _send(self) -> None:
@@ -255,19 +240,22 @@ class SaveOperation:
                 raise
             self._report = report
             self.timings["write_secs"] = time.monotonic() - started
-            return json.dumps(report.to_json()).encode()
+            return b"" if coordinator.is_primary else json.dumps(report.to_json()).encode()
 
+        @paused_collection()
         def decide(payloads: Sequence[bytes]) -> bytes:
             # The manifest is made here, so that a gap in it is everybody's error, before anything is published.
-            reports = [WriteReport.from_json(json.loads(payload)) for payload in payloads]
+            reports = [self._required_report()]
+            reports += [WriteReport.from_json(json.loads(payload)) for payload in payloads[1:]]
             if session.options.root_scope == "shared":
                 self._manifest = assemble_manifest(
                     reports,
-                    self.decision.specs,
-                    self.decision.structure,
+                    self._specs(),
+                    self._required_decision().structure,
                     direction=self.direction,
                     step=self.step,
                     file_format=session.options.format,
+                    memo=session.memos.leaves,
                 )
                 check_written(session.storage, self._prefix, self._manifest.files)
             return b""
@@ -299,6 +287,7 @@ class SaveOperation:
                 direction=self.direction,
                 step=self.step,
                 file_format=options.format,
+                memo=session.memos.leaves,
                 process_count=session.coordinator.process_count,
             )
             check_written(session.storage, self._prefix, manifest.files)
@@ -374,6 +363,11 @@ class SaveOperation:
         if self._source is None:
             raise RuntimeError("complete() before stage()")
         return self._source
+
+    def _required_decision(self) -> SaveDecision:
+        if self._decision is None:
+            raise RuntimeError("a process other than the primary has no decision")
+        return self._decision
 
     def _required_report(self) -> WriteReport:
         if self._report is None:

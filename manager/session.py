@@ -20,6 +20,7 @@ from safepoint.manager.commit import Committer
 from safepoint.manager.coordination import Coordinator, run_together
 from safepoint.manager.errors import CheckpointError, DisagreementError, Outcome, StorageError
 from safepoint.manager.owner import Owner
+from safepoint.manager.remembering import SaveMemos
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ class Session:
     """The step that this run was last restored from."""
     committed: set[str] = field(default_factory=set)
     """Attempts that this run committed since it was last restored."""
+    memos: SaveMemos = field(default_factory=SaveMemos)
     parent: str | None = None
     """The attempt last restored or committed."""
 

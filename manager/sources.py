@@ -13,6 +13,7 @@ import torch
 
 from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.manager.adapters import ArrayLeaf, prefetch
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.packing import pack
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def packed(
         source.prepare(batch)
         for run in batches(batch, piece_bytes, RUN_BYTES):
             out = room_for(sum(piece.num_bytes for piece in run))
-            pack([source.load(piece) for piece in run], out)
+            with paused_collection():
+                pack([source.load(piece) for piece in run], out)
             yield out
 
 

@@ -19,6 +19,7 @@ from safepoint.manager.wire import path_from_json, path_to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from safepoint.formats.base import Placement
     from safepoint.formats.storage import Storage
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.planner import WriteAssignment
@@ -78,7 +79,7 @@ def plan_files(
         for region, held in groups
     ]
     files = []
-    for plan in file_format.plan(portions, job):
+    for index, plan in enumerate(file_format.plan(portions, job)):
         pieces = tuple(
             PlannedPiece(
                 path=portions[content.portion].path,
@@ -91,8 +92,29 @@ def plan_files(
             )
             for content, placement in zip(plan.contents, plan.layout.placements, strict=True)
         )
-        files.append(PlannedFile(path=plan.path, layout=plan.layout, pieces=pieces))
+        shards = _shards(index, pieces, plan.layout.placements)
+        files.append(PlannedFile(path=plan.path, layout=plan.layout, pieces=pieces, shards=shards))
     return files
+
+
+def _shards(
+    file: int, pieces: Sequence[PlannedPiece], placements: Sequence[Placement]
+) -> tuple[tuple[TreePath, ShardEntry], ...]:
+    return tuple(
+        (
+            piece.path,
+            ShardEntry(
+                region=piece.region,
+                file=file,
+                offset=placement.offset,
+                num_bytes=placement.num_bytes,
+                key=piece.key,
+                stored_shape=None if placement.piece.shape == piece.region.shape else placement.piece.shape,
+            ),
+        )
+        for piece, placement in zip(pieces, placements, strict=True)
+        if not piece.is_copy
+    )
 
 
 _Group = tuple[Region, tuple["WriteAssignment", ...]]
@@ -142,7 +164,6 @@ def write_files(
         StorageError: the storage refused; the file in question is removed.
     """
     entries: list[FileEntry] = []
-    shards: list[tuple[TreePath, ShardEntry]] = []
     directories = {prefix}
     for index, file in enumerate(files):
         path = f"{prefix}/{file.path}"
@@ -163,21 +184,10 @@ def write_files(
                 attempt=attempt,
             )
         )
-        for piece, placement in zip(file.pieces, file.layout.placements, strict=True):
-            if piece.is_copy:
-                continue
-            entry = ShardEntry(
-                region=piece.region,
-                file=index,
-                offset=placement.offset,
-                num_bytes=placement.num_bytes,
-                key=piece.key,
-                stored_shape=None if placement.piece.shape == piece.region.shape else placement.piece.shape,
-            )
-            shards.append((piece.path, entry))
     for directory in sorted(directories, reverse=True):
         storage.sync_dir(directory)
-    return WriteReport(files=tuple(entries), shards=tuple(shards))
+    shards = files[0].shards if len(files) == 1 else tuple(shard for file in files for shard in file.shards)
+    return WriteReport(files=tuple(entries), shards=shards)
 
 
 def _make_parents(storage: Storage, path: str, made: set[str]) -> None:

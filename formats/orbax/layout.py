@@ -40,6 +40,7 @@ class OrbaxFormat:
     name = "orbax"
     modes: tuple[Mode, ...] = ("consolidated", "sharded")
     allows_private_roots = False
+    plans_by_geometry = False
 
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:
         """Return for each leaf its grid, and the directories that hold it: its own and those of its aliases.

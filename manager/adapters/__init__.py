@@ -15,7 +15,7 @@ from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.tree import display_path
 from safepoint.manager.adapters import dtensor, numpy_array, tensor, xla
 from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory
-from safepoint.manager.adapters.refusals import check_plain, check_type
+from safepoint.manager.adapters.refusals import check_plain, check_type, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from safepoint.formats.tree import TreePath
 
 __all__ = ["ArrayLeaf", "ArraySpec", "Memory", "empty_like_parameter", "prefetch", "wrap_array"]
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def wrap_array(value: Any, path: TreePath | str) -> ArrayLeaf | None:
@@ -39,13 +42,18 @@ def wrap_array(value: Any, path: TreePath | str) -> ArrayLeaf | None:
     """
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         return None
-    name = path if isinstance(path, str) else display_path(path)
     try:
         if isinstance(value, np.ndarray):
-            return numpy_array.wrap_numpy(value, name)
-        return _wrap_tensor(value, name)
+            return numpy_array.wrap_numpy(value, _name(path))
+        if type(value) in _PLAIN and is_plain(value) and not xla.is_xla(value):  # nearly all are; no name is made
+            return tensor.wrap_tensor(value, path)
+        return _wrap_tensor(value, _name(path))
     except UnsupportedValueError as error:
-        raise error.with_context(leaf=name)  # noqa: B904 - the same error
+        raise error.with_context(leaf=_name(path))  # noqa: B904 - the same error
+
+
+def _name(path: TreePath | str) -> str:
+    return path if isinstance(path, str) else display_path(path)
 
 
 def _wrap_tensor(value: torch.Tensor, name: str) -> ArrayLeaf:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from safepoint.formats.errors import InvalidArgumentError
 from safepoint.formats.region import Region
+from safepoint.formats.tree import TreePath, display_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,14 +77,20 @@ class ArrayLeaf(ABC):
 
     Attributes:
         spec: geometry and dtype; fixed while the leaf lives.
-        name: dotted path of the leaf, for messages.
     """
 
-    __slots__ = ("name", "spec")
+    __slots__ = ("_name", "spec")
 
-    def __init__(self, spec: ArraySpec, name: str) -> None:
+    def __init__(self, spec: ArraySpec, name: str | TreePath) -> None:
         self.spec = spec
-        self.name = name
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """Dotted path of the leaf, for messages."""
+        if not isinstance(self._name, str):
+            self._name = display_path(self._name)  # only now: most leaves never need it
+        return self._name
 
     @abstractmethod
     def read(self, region: Region) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from safepoint.formats.errors import UnsupportedValueError
 
-__all__ = ["check_plain", "check_type"]
+__all__ = ["check_plain", "check_type", "is_plain"]
 
 
 def check_type(value: torch.Tensor, name: str) -> None:
@@ -36,6 +36,11 @@ def check_type(value: torch.Tensor, name: str) -> None:
         leaf=name,
         hint="Save the plain tensors that it is made of, or give its owner a `state_dict` and `load_state_dict`.",
     )
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Say whether `check_plain` would accept it."""
+    return _problem(value) is None
 
 
 def check_plain(value: torch.Tensor, name: str) -> None:

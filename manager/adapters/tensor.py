@@ -8,6 +8,7 @@ Must not know placements, XLA or numpy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,8 @@ from safepoint.manager.adapters.shared_memory import shares_elements, write_shar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from safepoint.formats.tree import TreePath
 
 __all__ = ["Piece", "TensorLeaf", "wrap_tensor"]
 
@@ -47,7 +50,7 @@ class TensorLeaf(ArrayLeaf):
 
     __slots__ = ("_bypassed", "_pieces", "_staged")
 
-    def __init__(self, spec: ArraySpec, name: str, pieces: Sequence[Piece]) -> None:
+    def __init__(self, spec: ArraySpec, name: str | TreePath, pieces: Sequence[Piece]) -> None:
         super().__init__(spec, name)
         self._pieces = tuple(pieces)
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -108,20 +111,24 @@ class TensorLeaf(ArrayLeaf):
     def _find(self, region: Region) -> tuple[Piece, torch.Tensor]:
         if len(region.shape) == len(self.spec.shape):
             for piece in self._pieces:
-                if piece.region == region:
+                if piece.region is region or piece.region == region:
                     return piece, piece.tensor
                 if piece.region.contains(region):
                     return piece, piece.tensor[region.slices_in(piece.region)]
         raise self.not_held(region)
 
 
-def wrap_tensor(value: torch.Tensor, name: str) -> TensorLeaf:
+def wrap_tensor(value: torch.Tensor, name: str | TreePath) -> TensorLeaf:
     """Return the leaf of a strided tensor that this process holds wholly.
 
     Raises:
         UnsupportedValueError: the dtype cannot be kept.
     """
-    shape = tuple(value.shape)
-    whole = Region.whole(shape)
-    spec = ArraySpec(dtype=dtype_name(value.dtype), shape=shape, regions=(whole,), kind="tensor")
-    return TensorLeaf(spec, name, (Piece(whole, value.detach()),))
+    spec = _whole_spec(value.dtype, tuple(value.shape))
+    return TensorLeaf(spec, name, (Piece(spec.regions[0], value.detach()),))
+
+
+@lru_cache(maxsize=4096)
+def _whole_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> ArraySpec:
+    """Return the spec of a tensor that is held whole; one for many, since a model has few different ones."""
+    return ArraySpec(dtype=dtype_name(dtype), shape=shape, regions=(Region.whole(shape),), kind="tensor")
