@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from safepoint.formats.checksum import BLOCK_BYTES, is_digest, num_blocks
 from safepoint.formats.dtypes import ITEM_BYTES
-from safepoint.formats.errors import CorruptDataError
+from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
 from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path, known_json
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.region import Region
@@ -185,6 +185,9 @@ class LeafEntry:
             CorruptDataError: a wrong type, an unknown dtype, a shape whose bytes no 64-bit number can count, a region
                 outside the shape, or a shard outside its file or of another size than its region.
         """
+        simple = _read_simple(value, paths=paths, files=files)
+        if simple is not None:
+            return simple
         fields = Fields(value, what=f"leaf {index}", path=path)
         tree_path = paths[fields.integer("node", maximum=len(paths) - 1)]
         try:
@@ -202,6 +205,32 @@ class LeafEntry:
         except CorruptDataError as error:
             raise error.with_context(leaf=display_path(tree_path)) from None
         return cls(path=tree_path, dtype=dtype, shape=shape, shards=shards)
+
+
+def _read_simple(value: JSON, *, paths: Sequence[TreePath], files: Sequence[FileEntry]) -> LeafEntry | None:
+    """Return the entry of a sound leaf that is stored whole, as nearly all are; None where a closer look is needed."""
+    try:
+        node, dtype, shape, (shard,) = value["node"], value["dtype"], value["shape"], value["shards"]
+        file, offset, num_bytes, key = shard["file"], shard["offset"], shard["num_bytes"], shard["key"]
+        offsets, sizes = shard["region"]
+        kinds = {*map(type, (node, file, offset, num_bytes, *shape, *offsets, *sizes))}
+        whole = Region.whole(shape)
+        is_sound = (
+            kinds == {int}
+            and type(key) is str
+            and sizes == shape
+            and not any(offsets)
+            and len(offsets) == len(shape) <= MAX_RANK
+            and node >= 0 <= file
+            and 0 <= offset <= files[file].num_bytes - num_bytes
+            and num_bytes == whole.num_elements * ITEM_BYTES[dtype] > 0
+        )
+        if not is_sound:
+            return None
+        stored = ShardEntry(region=whole, file=file, offset=offset, num_bytes=num_bytes, key=key)
+        return LeafEntry(path=paths[node], dtype=dtype, shape=whole.shape, shards=(stored,))
+    except (TypeError, ValueError, LookupError, InvalidArgumentError):
+        return None
 
 
 @lru_cache(maxsize=4096)

@@ -65,6 +65,8 @@ class Region:
 
     def intersect(self, other: Region) -> Region | None:
         """Return the common part, or None where no element is common."""
+        if self.offsets == other.offsets and self.shape == other.shape:
+            return None if self.is_empty else self
         start = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
         stop = tuple(min(a, b) for a, b in zip(self.end, other.end, strict=True))
         shape = tuple(b - a for a, b in zip(start, stop, strict=True))
@@ -84,6 +86,9 @@ class Region:
         The runs come in the C order of this region, so they concatenate to this region's own array.
         """
         if self.is_empty:
+            return
+        if self.shape == outer.shape:
+            yield 0, self.num_elements
             return
         ndim = len(self.shape)
         split = ndim

@@ -15,6 +15,7 @@ from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.formats.manifest import LeafEntry, Manifest, ShardEntry, TreePath, display_path
 from safepoint.formats.reading import ReadSegment, read_segments
 from safepoint.formats.region import Region
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.planner import plan_restore
 from safepoint.manager.sources import byte_view, raw_view
 
@@ -75,14 +76,18 @@ def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Seq
         StorageError: the storage failed.
     """
     num_bytes = 0
-    for batch, complete in _batches(fetches):
-        segments = [segment for read in batch for segment in read.segments]
+    waiting = _batches(fetches)
+    while True:
+        with paused_collection():
+            batch, complete = next(waiting, ([], []))
+            segments = [segment for read in batch for segment in read.segments]
+        if not batch:
+            return num_bytes
         num_bytes += read_segments(storage, prefix, manifest.files, segments)
         for read in batch:
             read.deliver()
         for leaf in complete:
             leaf.finish()
-    return num_bytes
 
 
 def _collects(leaf: ArrayLeaf) -> bool:
@@ -171,6 +176,8 @@ def _direct(fetch: Fetch) -> _Read | None:
 
 def _single_run(region: Region, outer: Region) -> int | None:
     """Return the first element of `region` in `outer`'s C order if it is contiguous there."""
+    if region is outer or region == outer:
+        return 0
     runs = region.runs_in(outer)
     start, length = next(runs)
     return start if length == region.num_elements else None

@@ -16,6 +16,7 @@ from safepoint.manager.adapting import AdaptationReport, Adapting
 from safepoint.manager.agreement import require_same
 from safepoint.manager.allocating import allocate_leaves
 from safepoint.manager.choosing import Candidate, Offer, choose_step, own_offer
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import run_together
 from safepoint.manager.errors import (
     CheckpointError,
@@ -140,6 +141,7 @@ class RestoreOperation:
 
     # -- check, then read --------------------------------------------------------------------------------------------
 
+    @paused_collection()
     def _prepare(self, prepared: _Prepared) -> None:
         session = self.session
         found = self._find(prepared.candidate)
