@@ -159,7 +159,7 @@ class LeafEntry:
 
     def to_text(self, node: int) -> str:
         """Return the canonical JSON text of `to_json(node)`."""
-        if len(self.shards) != 1:
+        if len(self.shards) != 1 or self.shards[0].stored_shape is not None:
             return known_json(self.to_json(node))
         shard = self.shards[0]
         return (
@@ -217,6 +217,7 @@ def _read_simple(value: JSON, *, paths: Sequence[TreePath], files: Sequence[File
         whole = Region.whole(shape)
         is_sound = (
             kinds == {int}
+            and "stored_shape" not in shard
             and type(key) is str
             and sizes == shape
             and not any(offsets)
