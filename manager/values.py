@@ -11,7 +11,6 @@ Must not know containers, paths or tensors (those are `state`'s).
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime as dt
 import decimal
 import enum
@@ -62,7 +61,7 @@ def decode_value(data: JSON, *, like: object = None) -> Any:
         return _decode_enum(data["enum"], like)
     try:
         return _decode(data)
-    except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, binascii.Error) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, struct.error) as error:
         if isinstance(error, CorruptDataError):
             raise
         raise CorruptDataError(f"{reprlib.repr(data)} is no value: {error}") from error

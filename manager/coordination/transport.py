@@ -66,6 +66,8 @@ class GlooTransport(Transport):
             self._worker.run(lambda _: None, until=time.monotonic() + deadline_secs + _EXTRA_SECS)
         except (StuckError, RuntimeError, OSError) as error:
             self.close()
+            if not absent and process_index != 0 and isinstance(error, (StuckError, OSError)):
+                absent.append(0)  # it serves the store that does not answer, or is there no more
             missing = f", without processes {absent}" if absent else ""
             raise RendezvousTimeoutError(
                 f"The processes could not be connected with each other{missing}: {_first_line(error) or 'no answer'}.",
