@@ -6,6 +6,7 @@ the process that judges has no threads. What is judged stands in `judge`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -69,20 +71,33 @@ class Verdict:
 
 
 class Workshop:
-    """A directory in which points are run, with a prepared root for each scenario."""
+    """A directory in which points are run, with a prepared root for each scenario.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: empty.
+        count: how many processes take part.
+    """
+
+    def __init__(self, directory: Path, *, count: int = COUNT) -> None:
         self._directory = directory
+        self._count = count
         self._points = 0
 
     def count_calls(self, scenario: str) -> list[list[str]]:
         """Return the calls that each process makes without a fault."""
         verdict = self.run(Point(scenario=scenario, kind="EIO", process=0, at=0))
         assert not verdict.problems, verdict
-        return [verdict.reports[process]["calls"] for process in range(COUNT)]
+        return [verdict.reports[process]["calls"] for process in range(self._count)]
 
     def run(self, point: Point) -> Verdict:
         """Run one point."""
+        while True:
+            verdict = self._run(point)
+            # Another program may take the port between its choice and its use.
+            if not any("EADDRINUSE" in problem for problem in verdict.problems):
+                return verdict
+
+    def _run(self, point: Point) -> Verdict:
         self._points += 1
         work = self._directory / f"point{self._points}"
         work.mkdir()
@@ -98,26 +113,34 @@ class Workshop:
             if rank == point.process:
                 trigger.at = point.at
             install(trigger)
-            report = operate(scenario, str(root), rank, COUNT, store, DEADLINE_SECS)
+            report = operate(scenario, str(root), rank, self._count, store, DEADLINE_SECS)
             report.calls = trigger.log
             (work / f"report{rank}").write_text(json.dumps(asdict(report)))
 
-        problems = run_forked(process, range(COUNT), work, stopped=point.process if point.kind == "stop" else None)
+        problems = run_forked(
+            process,
+            range(self._count),
+            work,
+            count=self._count,
+            stopped=point.process if point.kind == "stop" else None,
+        )
         reports = {
             rank: json.loads((work / f"report{rank}").read_text())
-            for rank in range(COUNT)
+            for rank in range(self._count)
             if (work / f"report{rank}").exists()
         }
         fired = (work / "fired").read_text() if (work / "fired").exists() else ""
 
         def check(_rank: int) -> None:
             os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
-            (work / "found").write_text(str(check_aftermath(scenario, str(root), COUNT)))
+            (work / "found").write_text(str(check_aftermath(scenario, str(root), self._count)))
 
         after = run_forked(check, [0], work)
         problems += [f"the next run: {problem}" for problem in after]
         found = int((work / "found").read_text()) if (work / "found").exists() else None
-        problems += judge(point, fired, found, {rank: Report(**report) for rank, report in reports.items()})
+        problems += judge(
+            point, fired, found, self._count, {rank: Report(**report) for rank, report in reports.items()}
+        )
         if not problems:
             shutil.rmtree(work)
         return Verdict(point=point, fired=fired, problems=tuple(problems), found=found, reports=reports)
@@ -129,14 +152,17 @@ class Workshop:
             partial = self._directory / f"template-{scenario.mode}.partial"
             store = f"127.0.0.1:{free_port()}"
             problems = run_forked(
-                lambda rank: prepare(scenario, str(partial), rank, COUNT, store), range(COUNT), self._directory
+                lambda rank: prepare(scenario, str(partial), rank, self._count, store),
+                range(self._count),
+                self._directory,
+                count=self._count,
             )
             assert not problems, problems
             partial.rename(template)
         return template
 
 
-def judge(point: Point, fired: str, found: int | None, reports: dict[int, Report]) -> list[str]:
+def judge(point: Point, fired: str, found: int | None, count: int, reports: dict[int, Report]) -> list[str]:
     """Return what should not have come of a point."""
     saves = SCENARIOS[point.scenario].saves
     new = None if saves is None else saves[1]
@@ -157,8 +183,8 @@ def judge(point: Point, fired: str, found: int | None, reports: dict[int, Report
             problems.append(f"process {rank} did not name process {point.process}: {report.error}")
         if not fired and report.error is not None:
             problems.append(f"process {rank} failed without a fault: {report.error}")
-    killed = {point.process} if point.kind == "kill" and fired else set()
-    silent = set(range(COUNT)) - set(reports) - killed
+    left = {point.process} if point.kind in ("kill", "exit") and fired else set()
+    silent = set(range(count)) - set(reports) - left
     return [*problems, *(f"process {rank} made no report" for rank in sorted(silent))]
 
 
@@ -188,10 +214,15 @@ def free_port() -> int:
 
 
 def run_forked(
-    work: Callable[[int], None], ranks: Iterable[int], directory: Path, *, stopped: int | None = None
+    work: Callable[[int], None],
+    ranks: Iterable[int],
+    directory: Path,
+    *,
+    count: int = COUNT,
+    stopped: int | None = None,
 ) -> list[str]:
     """Run `work` in a fork for each rank and return what went wrong; a stopped one goes on when all others ended."""
-    children = {_fork(work, rank, directory): rank for rank in ranks}
+    children = {_fork(work, rank, directory, count): rank for rank in ranks}
     until = time.monotonic() + HUNG_SECS
     problems: list[str] = []
     while children:
@@ -223,7 +254,7 @@ def _stack(child: int, directory: Path, rank: int) -> str:
     return ""
 
 
-def _fork(work: Callable[[int], None], rank: int, directory: Path) -> int:
+def _fork(work: Callable[[int], None], rank: int, directory: Path, count: int) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -232,8 +263,11 @@ def _fork(work: Callable[[int], None], rank: int, directory: Path) -> int:
     status = 1
     try:
         _quiet(directory, rank)
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(COUNT), RES_OPTIONS=NO_LOOKUPS)
-        work(rank)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), RES_OPTIONS=NO_LOOKUPS)
+        with contextlib.suppress(SystemExit):
+            work(rank)
+        atexit._run_exitfuncs()
+        threading._shutdown()  # type: ignore[attr-defined]
         status = 0
     except BaseException:  # noqa: BLE001 - told to the parent
         (directory / f"traceback{rank}").write_text(traceback.format_exc())

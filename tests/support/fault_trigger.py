@@ -4,7 +4,7 @@
 
 With `at=None` it only counts. Faults of storage calls: an error number, a lost answer (the call took effect, then
 fails). Faults of calls to other processes: a deadline that passes, a lost answer. Of either: the thread stalls, the
-whole process is stopped (SIGSTOP), the process is killed (SIGKILL).
+whole process is stopped (SIGSTOP), the process is killed (SIGKILL), the program leaves (`sys.exit`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 KINDS = ("EIO", "ENOSPC", "EACCES", "ETIMEDOUT", "lost", "stall", "stop", "kill")
 
 _CANNOT_FAIL = frozenset({"writer.abort", "reader.close", "free_bytes"})
-_PROCESS_FAULTS = frozenset({"stall", "stop", "kill"})
+_PROCESS_FAULTS = frozenset({"stall", "stop", "kill", "exit"})
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ class Trigger:
     """Counts calls, and lets one of them meet its fault.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, or "exit".
         at: the call, from 1; None for none.
         stall_secs: how long a thread that stalls is held up, in seconds.
         log: every call so far.
@@ -93,6 +93,8 @@ class Trigger:
             self.on_fire(name)
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.kind == "exit":
+            raise SystemExit(3)
         if self.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         if self.kind == "stall":
