@@ -158,8 +158,6 @@ class OnlyGet:
         (type("Names", (list,), {})(), "Names", "list"),
         (torch.zeros(2, device="meta"), "meta", ""),
         (torch.zeros(2).to_sparse(), "sparse", ""),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantised", "int_repr"),
-        (torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8), "quantised", ""),
     ],
     ids=lambda value: type(value).__name__,
 )
