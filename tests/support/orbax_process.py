@@ -144,6 +144,48 @@ def mesh(path: str, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> Any
     return _describe(ocp.StandardCheckpointer().restore(path, target))
 
 
+def write(root: str, name: str) -> Any:
+    """Write a known tree, sharded over a mesh of 2 x 4 devices, the way that `name` says; return its leaves."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+    import orbax.checkpoint.experimental.v1 as new  # noqa: PLC0415
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415
+
+    devices = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+    def make(shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
+        data = (jnp.arange(int(np.prod(shape))) % 251).reshape(shape).astype(dtype)
+        return jax.device_put(data, NamedSharding(devices, PartitionSpec(*axes)))
+
+    params = {
+        "w": make((8, 12), jnp.float32, "a", "b"),
+        "b": make((7,), jnp.bfloat16),
+        "small": make((4, 4), jnp.float8_e4m3fn, "a"),
+        "count": make((5,), jnp.int32),
+        "noise": jax.random.normal(jax.random.key(0), (64, 64)),  # too large, and too random, for OCDBT to keep inline
+        "zeros": jnp.zeros((6,), jnp.float32),
+    }
+    tree = {"params": params, "list": [np.ones(2), {"x": 1}], "step": 7, "lr": 2.5, "empty": {}, "a.b": np.zeros(1)}
+    kinds = {"ocdbt-zarr3": (True, True), "ocdbt-zarr2": (True, False), "files-zarr3": (False, True)}
+    kinds["files-zarr2"] = (False, False)
+    if name in kinds:
+        ocdbt, zarr3 = kinds[name]
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=zarr3)
+        ocp.Checkpointer(handler).save(root, {**tree, "text": "实验"})
+    elif name == "manager":
+        with ocp.CheckpointManager(root) as made:
+            made.save(3, args=ocp.args.StandardSave(tree))
+    elif name == "items":
+        with ocp.CheckpointManager(root) as made:
+            items = ocp.args.Composite(one=ocp.args.StandardSave(tree), two=ocp.args.JsonSave({"n": [1, None]}))
+            made.save(3, args=items, metrics={"loss": 1.5})
+    else:
+        new.save(root, tree)
+    return _describe(tree)
+
+
 def _main() -> None:
     answers: list[Any] = []
     for request in json.loads(sys.stdin.read()):

@@ -1,0 +1,124 @@
+"""What a foreign checkpoint is to whoever restores it: a tree of standard containers, and arrays that give regions.
+
+Knows no kind of checkpoint.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from safepoint.formats.errors import CorruptDataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from safepoint.formats.region import Region
+    from safepoint.formats.tree import TreePath
+
+__all__ = ["ForeignArray", "ForeignCheckpoint", "Keys", "build_nested", "checked_region", "tree_key"]
+
+
+class ForeignArray(ABC):
+    """An array in a file of others.
+
+    Attributes:
+        dtype: our name of its dtype.
+        shape: its global shape.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def read_into(self, region: Region, out: memoryview) -> None:
+        """Read a region.
+
+        Args:
+            region: inside the shape.
+            out: writable bytes, as many as the region has; filled in C order, little-endian.
+
+        Raises:
+            CorruptDataError: the file is not what its metadata say.
+            StorageError: it cannot be read.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignCheckpoint:
+    """An opened checkpoint.
+
+    Attributes:
+        kind: "orbax", "safetensors", "torch" or "dcp".
+        location: its path.
+        tree: containers and plain values, with a `LeafRef` for each array.
+        arrays: by the path of their reference.
+        metadata: what else it says of itself, for people.
+    """
+
+    kind: str
+    location: str
+    tree: Any
+    arrays: Mapping[TreePath, ForeignArray]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def checked_region(array: ForeignArray, region: Region, out: memoryview, item_bytes: int) -> int:
+    """Return the bytes of the region; only a bug of ours can ask for one that does not fit."""
+    num_bytes = region.num_elements * item_bytes
+    assert len(out) == num_bytes
+    assert all(end <= size for end, size in zip(region.end, array.shape, strict=True))
+    return num_bytes
+
+
+Keys = tuple[tuple[str, bool], ...]
+"""From the root down; each with whether it is the index of a sequence."""
+
+
+class _Branch(dict[Any, Any]):
+    """A container while it is being built."""
+
+    is_sequence = False
+
+
+def build_nested(leaves: Iterable[tuple[Keys, Any]], *, path: str) -> Any:
+    """Return a tree from its leaves.
+
+    Args:
+        leaves: with their keys, in order.
+        path: of the checkpoint, for errors.
+
+    Raises:
+        CorruptDataError: a leaf is there twice, or where others are below it.
+    """
+    root = _Branch()
+    for keys, value in leaves:
+        if not keys:
+            return value
+        node = root
+        for key, is_index in keys[:-1]:
+            node.is_sequence = is_index
+            child = node.setdefault(tree_key(key, is_index=is_index), _Branch())
+            if not isinstance(child, _Branch):
+                raise CorruptDataError("a leaf has others below it", path=path, leaf=".".join(key for key, _ in keys))
+            node = child
+        key, node.is_sequence = keys[-1]
+        if tree_key(*keys[-1]) in node:
+            raise CorruptDataError("a leaf is there twice", path=path, leaf=".".join(key for key, _ in keys))
+        node[tree_key(*keys[-1])] = value
+    return _finished(root)
+
+
+def tree_key(key: str, is_index: bool) -> str | int:  # noqa: FBT001 - a pair of `Keys`
+    """Return a key as it is in a tree."""
+    return int(key) if is_index and key.isdigit() else key
+
+
+def _finished(node: Any) -> Any:
+    if not isinstance(node, _Branch):
+        return node
+    children = {key: _finished(child) for key, child in node.items()}
+    if node.is_sequence and sorted(children) == list(range(len(children))):
+        return [children[index] for index in range(len(children))]
+    return children

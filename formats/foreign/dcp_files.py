@@ -1,0 +1,145 @@
+"""Directories of torch.distributed.checkpoint: tensors by their parts, each a file of torch.save inside a larger one.
+
+Also those of torch_xla's experimental checkpoint manager, which are such directories. Their metadata: `dcp_metadata`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from safepoint.formats.base import LeafRef
+from safepoint.formats.dtypes import ITEM_BYTES, dtype_name
+from safepoint.formats.errors import CorruptDataError, StorageError, UnsupportedValueError
+from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, Keys, build_nested, checked_region
+from safepoint.formats.foreign.dcp_metadata import StoredPart, StoredTensor, read_metadata
+from safepoint.formats.foreign.torch_files import replace_tensors
+
+if TYPE_CHECKING:
+    from safepoint.formats.region import Region
+    from safepoint.formats.tree import TreePath
+
+__all__ = ["METADATA_NAME", "is_dcp", "open_dcp"]
+
+METADATA_NAME = ".metadata"
+_MAX_METADATA_BYTES = 1 << 30
+
+
+def is_dcp(path: str) -> bool:
+    """Say whether a directory is one."""
+    return os.path.isfile(os.path.join(path, METADATA_NAME))
+
+
+def open_dcp(path: str) -> ForeignCheckpoint:
+    """Open a directory. Reads the metadata and the values that are no tensors.
+
+    Raises:
+        UnsupportedValueError: a pickle in it holds something else than it should.
+        CorruptDataError: damaged, or a file is missing or cut short.
+        StorageError: it cannot be read.
+    """
+    file = os.path.join(path, METADATA_NAME)
+    metadata = read_metadata(_read(file, 0, _size(file, limit=_MAX_METADATA_BYTES)), path=file)
+    arrays: dict[TreePath, ForeignArray] = {}
+    leaves: list[tuple[Keys, Any]] = []
+    for name in (*metadata.tensors, *metadata.values):
+        keys = metadata.paths.get(name, (name,))
+        at = tuple(key if isinstance(key, str | int) else str(key) for key in keys)
+        value: Any
+        if name in metadata.tensors:
+            stored = metadata.tensors[name]
+            for part in stored.parts:
+                _check_part(path, part, name)
+            arrays[at] = _DcpTensor(path, name, stored)
+            value = LeafRef(at)
+        else:
+            value = replace_tensors(_load(path, metadata.values[name], name), at, arrays)
+        leaves.append((tuple((str(key), isinstance(key, int)) for key in at), value))
+    tree = build_nested(leaves, path=path)
+    return ForeignCheckpoint(kind="dcp", location=path, tree=tree, arrays=arrays)
+
+
+def _size(path: str, *, limit: int) -> int:
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise StorageError(f"cannot read it: {error.strerror}", path=path, errno=error.errno) from error
+    if size > limit:
+        raise CorruptDataError("the file is too large for what it should be", path=path)
+    return size
+
+
+def _check_part(path: str, part: StoredPart, name: str) -> None:
+    full = os.path.join(path, part.file)
+    if not os.path.isfile(full):
+        raise CorruptDataError("a file of the checkpoint is missing", path=full, leaf=name)
+    if os.path.getsize(full) < part.offset + part.num_bytes:
+        raise CorruptDataError("a file of the checkpoint is cut short", path=full, leaf=name)
+
+
+def _read(path: str, offset: int, num_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(num_bytes)
+    except OSError as error:
+        raise StorageError(f"cannot read it: {error.strerror}", path=path, errno=error.errno) from error
+    if len(data) != num_bytes:
+        raise CorruptDataError("the file is cut short", path=path)
+    return data
+
+
+def _load(path: str, part: StoredPart, name: str) -> Any:
+    _check_part(path, part, name)
+    full = os.path.join(path, part.file)
+    data = _read(full, part.offset, part.num_bytes)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        text = str(error)
+        if "weights_only" in text.lower() or "unsupported" in text.lower():
+            raise UnsupportedValueError(
+                f"a value is more than tensors and plain values: {text.splitlines()[0][:200]}", path=full, leaf=name
+            ) from error
+        raise CorruptDataError(f"a part cannot be read: {text.splitlines()[0][:200]}", path=full, leaf=name) from error
+
+
+class _DcpTensor(ForeignArray):
+    def __init__(self, path: str, name: str, stored: StoredTensor) -> None:
+        self._path = path
+        self._name = name
+        self._parts = stored.parts
+        self._last: tuple[StoredPart, torch.Tensor] | None = None
+        self.dtype = stored.dtype
+        self.shape = stored.shape
+
+    def read_into(self, region: Region, out: memoryview) -> None:
+        item_bytes = ITEM_BYTES[self.dtype]
+        if not checked_region(self, region, out, item_bytes):
+            return
+        target = torch.frombuffer(out, dtype=torch.uint8).reshape(*region.shape, item_bytes)
+        for part in self._parts:
+            common = None if part.region is None else part.region.intersect(region)
+            if common is not None and part.region is not None:
+                data = self._load(part).reshape(-1).view(torch.uint8).reshape(*part.region.shape, item_bytes)
+                target[common.slices_in(region)] = data[common.slices_in(part.region)]
+
+    def _load(self, part: StoredPart) -> torch.Tensor:
+        if self._last is None or self._last[0] is not part:
+            data = _load(self._path, part, self._name)
+            wanted = part.region.shape if part.region is not None else ()
+            if (
+                not isinstance(data, torch.Tensor)
+                or tuple(data.shape) != wanted
+                or dtype_name(data.dtype) != self.dtype
+            ):
+                raise CorruptDataError(
+                    "a part is not of the dtype and shape that the metadata tell",
+                    path=os.path.join(self._path, part.file),
+                    leaf=self._name,
+                )
+            self._last = (part, data.contiguous())
+        return self._last[1]

@@ -1,0 +1,42 @@
+"""Finds out what kind of checkpoint a path is, and opens it. A closed table: no name in a file chooses any code."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from safepoint.formats.errors import InvalidArgumentError, StorageError
+from safepoint.formats.foreign.dcp_files import is_dcp, open_dcp
+from safepoint.formats.foreign.orbax_files import is_orbax, open_orbax
+from safepoint.formats.foreign.safetensors_files import is_safetensors, open_safetensors
+from safepoint.formats.foreign.torch_files import is_torch, open_torch
+
+if TYPE_CHECKING:
+    from safepoint.formats.foreign.base import ForeignCheckpoint
+
+__all__ = ["open_foreign"]
+
+_KINDS = ((is_orbax, open_orbax), (is_dcp, open_dcp), (is_safetensors, open_safetensors), (is_torch, open_torch))
+
+
+def open_foreign(path: str | os.PathLike[str]) -> ForeignCheckpoint:
+    """Open a checkpoint that another library wrote: Orbax, torch, torch.distributed.checkpoint, safetensors.
+
+    Raises:
+        InvalidArgumentError: it is none of those.
+        StorageError: there is nothing, or it cannot be read.
+        CorruptDataError: it is damaged.
+        UnsupportedValueError: it holds what cannot be read safely.
+    """
+    location = os.path.abspath(os.fspath(path))
+    if not os.path.exists(location):
+        raise StorageError("there is no such file or directory", path=location, errno=2)
+    for is_kind, open_kind in _KINDS:
+        if is_kind(location):
+            return open_kind(location)
+    raise InvalidArgumentError(
+        "this is no checkpoint that can be read",
+        path=location,
+        hint="Known are steps and items of Orbax, directories of torch.distributed.checkpoint, .safetensors files and "
+        "directories of them, and files of torch.save.",
+    )

@@ -1,0 +1,213 @@
+"""Restoring what other libraries wrote: Orbax, torch, torch.distributed.checkpoint, safetensors and Hugging Face.
+
+Local: every process reads for itself what its target holds, straight from the files. Owns how foreign arrays get into
+live leaves; which belongs to which is `foreign_names`'.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from safepoint.formats.base import LeafRef
+from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
+from safepoint.formats.foreign.opening import open_foreign
+from safepoint.formats.foreign.torch_files import TensorArray
+from safepoint.formats.manifest import LeafEntry, TreePath, display_path
+from safepoint.formats.region import Region
+from safepoint.manager.adapting import AdaptationReport, Rename
+from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
+from safepoint.manager.foreign_names import Alignment, align, flat_names, renamed
+from safepoint.manager.sources import byte_view, raw_view
+from safepoint.manager.state import flatten
+from safepoint.manager.targets import match
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Mapping
+
+    from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint
+    from safepoint.manager.adapters import ArrayLeaf
+    from safepoint.manager.adapting import Adaptation
+
+__all__ = ["ForeignResult", "restore_foreign"]
+
+BUFFER_BYTES = 64 << 20
+"""How much of a leaf is read at once where it cannot be read in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignResult:
+    """What was restored.
+
+    Attributes:
+        kind: "orbax", "safetensors", "torch" or "dcp".
+        num_bytes: of arrays that this process read.
+        state: tensors and containers, when there was no target; else None.
+        metadata: what the checkpoint says of itself.
+        adapted: what `adapt` let differ.
+    """
+
+    kind: str
+    num_bytes: int
+    state: Any
+    metadata: Mapping[str, Any]
+    adapted: AdaptationReport
+
+
+def restore_foreign(
+    path: str | os.PathLike[str],
+    into: Mapping[str, Any] | None = None,
+    *,
+    items: Collection[str] | None = None,
+    adapt: Collection[Adaptation] = (),
+    transposed: Collection[str] = (),
+) -> ForeignResult:
+    """Restore a checkpoint that another library wrote. Local: meets nobody, and needs neither JAX nor Orbax.
+
+    Parts are found by their dotted names: `model.layers.0.weight` in the target is that in the checkpoint, however
+    nested. `adapt=[Rename({"params.layers_*.kernel": "model.layers.*.weight"})]` is the table for other names, from
+    theirs to the target's.
+
+    Args:
+        path: a step or an item of Orbax, a directory of torch.distributed.checkpoint, a safetensors file, a directory
+            of them as Hugging Face writes it, or a file of torch.save.
+        into: the state to fill in place, on the devices and placements that its tensors have now. None returns
+            host tensors.
+        items: top-level keys of the target to restore; None for all.
+        adapt: differences that are allowed: `Rename`, `Cast`, `Partial`.
+        transposed: patterns of dotted paths in the target whose matrices are stored transposed, as flax's kernels are.
+
+    Raises:
+        InvalidArgumentError: the path is of no kind that is known.
+        StructureMismatchError: target and checkpoint differ; lists every difference. Nothing was changed.
+        CorruptDataError: the checkpoint is damaged; `target_modified` says whether parts were written to the target.
+        UnsupportedValueError: it holds what cannot be read safely, or what torch has no type for.
+        StorageError: it cannot be read.
+    """
+    checkpoint = open_foreign(path)
+    if into is None:
+        state, num_bytes = _load_tree(checkpoint)
+        return _result(checkpoint, num_bytes, state, AdaptationReport())
+    wanted = into if items is None else {name: value for name, value in into.items() if name in items}
+    flat = flatten(wanted, process_index=0, process_count=1)
+    alignment = align(renamed(flat_names(checkpoint.tree), adapt), flat.nodes)
+    if items is not None:
+        _leave_out_others(alignment, wanted)
+    specs = {at: leaf.spec.dtype for at, leaf in flat.arrays.items()}
+    sources = {at: _source(checkpoint, value, specs.get(at), at) for at, value in alignment.arrays.items()}
+    pattern = [fnmatch.translate(text) for text in transposed]
+    views = {at: _View(source, is_transposed=_matches(pattern, at)) for at, source in sources.items()}
+    entries = [LeafEntry(path=at, dtype=view.dtype, shape=view.shape, shards=()) for at, view in views.items()]
+    target = match(
+        alignment.structure,
+        entries,
+        wanted,
+        process_index=0,
+        process_count=1,
+        adapt=[one for one in adapt if not isinstance(one, Rename)],
+    )
+    num_bytes = 0
+    try:
+        for at, leaf in target.wanted.items():
+            for region in leaf.spec.regions:
+                num_bytes += _fill(leaf, region, views[at])
+    except CorruptDataError as error:
+        error.target_modified = True
+        raise
+    target.apply()
+    return _result(checkpoint, num_bytes, None, target.report())
+
+
+def _result(checkpoint: ForeignCheckpoint, num_bytes: int, state: Any, adapted: AdaptationReport) -> ForeignResult:
+    return ForeignResult(
+        kind=checkpoint.kind, num_bytes=num_bytes, state=state, metadata=checkpoint.metadata, adapted=adapted
+    )
+
+
+def _leave_out_others(alignment: Alignment, wanted: Mapping[str, Any]) -> None:
+    """Forget what belongs to items that are not asked for."""
+    for at in [at for at in alignment.structure if at and at[0] not in wanted]:
+        del alignment.structure[at]
+        alignment.arrays.pop(at, None)
+
+
+def _matches(patterns: list[str], at: TreePath) -> bool:
+    return any(re.fullmatch(pattern, display_path(at)) for pattern in patterns)
+
+
+def _source(checkpoint: ForeignCheckpoint, value: Any, dtype: str | None, at: TreePath) -> ForeignArray:
+    """Return the array behind a reference; a plain number becomes one, if the target's dtype holds it exactly."""
+    if isinstance(value, LeafRef):
+        return checkpoint.arrays[value.path]
+    made = torch.tensor(value, dtype=None if dtype is None else torch_dtype(dtype))
+    if made.item() != value and value == value:  # noqa: PLR0124 - NaN
+        raise UnsupportedValueError(f"the number {value!r} does not fit the dtype {dtype}", leaf=display_path(at))
+    return TensorArray(made, display_path(at))
+
+
+class _View:
+    """A foreign array as the target wants it: as it is, or with its two dimensions swapped."""
+
+    def __init__(self, array: ForeignArray, *, is_transposed: bool) -> None:
+        self._array = array
+        self._is_transposed = is_transposed and len(array.shape) == 2  # noqa: PLR2004 - a matrix
+        self.dtype = array.dtype
+        self.shape = array.shape[::-1] if self._is_transposed else array.shape
+
+    def read(self, region: Region, memory: memoryview) -> None:
+        """Fill memory with a region of the view."""
+        if not self._is_transposed:
+            self._array.read_into(region, memory)
+            return
+        swapped = Region(region.offsets[::-1], region.shape[::-1])
+        data = torch.empty(swapped.shape, dtype=torch_dtype(self.dtype))
+        self._array.read_into(swapped, byte_view(data))
+        target = torch.frombuffer(memory, dtype=raw_view(data).dtype).reshape(region.shape)
+        target.copy_(raw_view(data).T)
+
+
+def _fill(leaf: ArrayLeaf, region: Region, view: _View) -> int:
+    num_bytes = region.num_elements * ITEM_BYTES[view.dtype]
+    if not num_bytes:
+        return 0
+    memory = leaf.target_buffer(region)
+    if memory is not None:
+        view.read(region, memory)
+        return num_bytes
+    rows = region.shape[0] if region.shape else 1
+    step = max(1, rows * BUFFER_BYTES // num_bytes)
+    for start in range(0, rows, step):
+        part = region
+        if region.shape:
+            sizes = (min(step, rows - start), *region.shape[1:])
+            part = Region((region.offsets[0] + start, *region.offsets[1:]), sizes)
+        data = torch.empty(part.shape, dtype=torch_dtype(view.dtype))
+        view.read(part, byte_view(data))
+        leaf.write(part, data)
+    return num_bytes
+
+
+def _load_tree(checkpoint: ForeignCheckpoint) -> tuple[Any, int]:
+    num_bytes = 0
+
+    def load(value: Any) -> Any:
+        nonlocal num_bytes
+        if isinstance(value, LeafRef):
+            array = checkpoint.arrays[value.path]
+            data = torch.empty(array.shape, dtype=torch_dtype(array.dtype))
+            if data.numel():
+                array.read_into(Region.whole(array.shape), byte_view(data))
+            num_bytes += data.nbytes
+            return data
+        if isinstance(value, dict):
+            return {key: load(child) for key, child in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(load(child) for child in value)
+        return value
+
+    return load(checkpoint.tree), num_bytes
