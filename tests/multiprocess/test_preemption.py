@@ -101,6 +101,7 @@ def test_a_signal_while_saves_are_under_way_loses_none(pool3: PoolView, tmp_path
 # -- processes that die ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_process_killed_without_notice_hangs_neither_decision_nor_loop(
     pool3: PoolView, tmp_path: Path, killed: int
@@ -127,6 +128,7 @@ def test_a_process_killed_without_notice_hangs_neither_decision_nor_loop(
     pool3.replace()
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_the_others_decide_ends_their_loops_with_an_error_that_names_the_cause(
     pool3: PoolView, tmp_path: Path
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_process_killed_while_the_others_decide_ends_their_loops_with_an_error
         pool3.replace()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_keeps_nobody_from_stopping(pool3: PoolView, tmp_path: Path) -> None:
     """It is process 0: the store, with all that is asked of it, stops too."""
     plan = Plan(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed"),
+    pytest.mark.slow,
     pytest.mark.timeout(150),
 ]
 
