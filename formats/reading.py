@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from safepoint.formats.entries import FileEntry
     from safepoint.formats.storage.base import FileReader, Storage
 
-__all__ = ["ReadSegment", "read_segments", "verify_file"]
+__all__ = ["ReadSegment", "read_blocks", "read_segments", "verify_file"]
 
 _NUM_THREADS = 2
 _BYTES_WORTH_A_THREAD = 4 << 20
@@ -108,11 +108,31 @@ def read_segments(
     return source.result()
 
 
-def verify_file(storage: Storage, prefix: str, entry: FileEntry) -> None:
+def verify_file(
+    storage: Storage, prefix: str, entry: FileEntry, *, progress: Callable[[int], None] | None = None
+) -> None:
     """Read a file and compare its size and all of its digests.
+
+    Args:
+        storage: holds the file.
+        prefix: the step's directory.
+        entry: as in the step's manifest.
+        progress: called after each block with its bytes.
 
     Raises:
         CorruptDataError: it differs.
+        StorageError: it is missing or cannot be read.
+    """
+    for block in read_blocks(storage, prefix, entry):
+        if progress is not None:
+            progress(len(block))
+
+
+def read_blocks(storage: Storage, prefix: str, entry: FileEntry) -> Iterator[memoryview]:
+    """Yield the blocks of a file in order, each verified; it is valid until the next is asked for.
+
+    Raises:
+        CorruptDataError: the file has another size, or a block another digest.
         StorageError: it is missing or cannot be read.
     """
     path = _join(prefix, entry.path)
@@ -125,6 +145,7 @@ def verify_file(storage: Storage, prefix: str, entry: FileEntry) -> None:
                 block = buffer[: end - start]
                 reader.read_into(start, block)
                 _check_digest(block, entry, number, storage.describe(path))
+                yield block
     finally:
         BUFFERS.give_back(buffer)
 

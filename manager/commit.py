@@ -38,6 +38,8 @@ from safepoint.manager.step_reading import StepReader, attempt_at
 from safepoint.manager.verifying import verify_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from safepoint.formats.commit_record import CommitRecord
     from safepoint.formats.layout import Scope
     from safepoint.formats.manifest import Manifest
@@ -299,15 +301,18 @@ class Committer(StepReader):
         """
         return sweeping.delete_hidden(self._storage)
 
-    def recover(self) -> list[str]:
+    def recover(self, *, spare: Collection[str] = ()) -> list[str]:
         """Put right what an earlier owner left in the middle; return what was done, one line each.
 
         Attempts that nobody should be working on any more are hidden, so that none of them can be published; a step
         whose replacement was interrupted gets its name back. `delete_hidden` then frees the space.
 
         Called by: the root's owner, when it became that, before its first save.
+
+        Args:
+            spare: attempts that their writer, this process, goes on with.
         """
-        return sweeping.recover(self._storage, self.listing())
+        return sweeping.recover(self._storage, self.listing(), spare=spare)
 
 
 def _may_be_set_aside(problem: StepProblem) -> bool:

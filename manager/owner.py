@@ -35,7 +35,7 @@ from safepoint.manager.process_identity import ProcessIdentity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Acquired", "Holder", "Owner", "Refused", "Wait"]
+__all__ = ["Acquired", "Holder", "Owner", "Refused", "Wait", "current_holder"]
 
 logger = logging.getLogger("safepoint")
 
@@ -138,6 +138,16 @@ class Wait:
 class _Seen:
     holder: Holder
     signature: tuple[int, ...]
+
+
+def current_holder(root: str | os.PathLike[str]) -> Holder | None:
+    """Return who claims to own a root, alive or not; None where nobody does. Changes nothing.
+
+    Raises:
+        StorageError: the owner file cannot be read.
+    """
+    seen = _look(LocalStorage(root).location)
+    return None if seen is None else seen.holder
 
 
 class Owner:

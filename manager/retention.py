@@ -16,11 +16,26 @@ from safepoint.manager.policies import Policy, steps_to_delete
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from safepoint.manager.commit import Committer
+    from safepoint.manager.commit import CommittedStep, Committer
+    from safepoint.manager.step_reading import StepReader
 
-__all__ = ["RetentionWorker"]
+__all__ = ["RetentionWorker", "unkept_steps"]
 
 logger = logging.getLogger("safepoint")
+
+
+def unkept_steps(reader: StepReader, keep: Policy, *, protected: Collection[str] = ()) -> list[CommittedStep]:
+    """Return the committed steps that may go: no policy keeps them, nobody pinned them, none is the latest.
+
+    Args:
+        reader: of the root.
+        keep: what is kept.
+        protected: attempts that stay whatever the policies say.
+    """
+    steps = reader.list_steps()
+    spared = {*protected, *reader.pinned_attempts()}
+    doomed = {info.attempt for info in steps_to_delete([step.info for step in steps], keep, protected=spared)}
+    return [step for step in steps if step.record.attempt in doomed]
 
 
 class RetentionWorker:
@@ -45,13 +60,9 @@ class RetentionWorker:
         """
         hidden: list[int] = []
         try:
-            steps = self._committer.list_steps()
-            spared = {*protected, *self._committer.pinned_attempts()}
-            doomed = {info.attempt for info in steps_to_delete([s.info for s in steps], self._keep, protected=spared)}
-            for step in steps:
-                if step.record.attempt in doomed:
-                    self._committer.hide(step)
-                    hidden.append(step.record.step)
+            for step in unkept_steps(self._committer, self._keep, protected=protected):
+                self._committer.hide(step)
+                hidden.append(step.record.step)
         except CheckpointError as error:
             logger.warning("could not remove an old step, will try again after the next save: %s", error)
         self.delete_soon()

@@ -61,8 +61,8 @@ class StepReader:
             return frozenset()
         return frozenset(step.record.attempt for step in self.list_steps() if step.record.step in pinned)
 
-    def load_manifest(self, step: CommittedStep) -> Manifest:
-        """Return the manifest that the commit record names.
+    def manifest_bytes(self, step: CommittedStep) -> bytes:
+        """Return the content of the manifest that the commit record names.
 
         Raises:
             StepNotFoundError: the step was deleted since it was listed.
@@ -87,6 +87,18 @@ class StepReader:
                 path=full_path,
                 hint="Restore another step; `safepoint verify` shows which are sound.",
             )
+        return data
+
+    def load_manifest(self, step: CommittedStep) -> Manifest:
+        """Return the manifest that the commit record names.
+
+        Raises:
+            StepNotFoundError: the step was deleted since it was listed.
+            CorruptDataError: the manifest is missing, not the one that was committed, or malformed.
+        """
+        data = self.manifest_bytes(step)
+        record = step.record
+        full_path = self._storage.describe(f"{step.prefix}/{MANIFEST_NAME}")
         try:
             manifest = Manifest.from_bytes(data, path=full_path)
             check_structure(manifest, path=full_path)

@@ -15,6 +15,8 @@ from safepoint.manager.errors import StorageError
 from safepoint.manager.step_listing import parse_name, trash_name
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from safepoint.formats.storage import Storage
     from safepoint.manager.step_listing import Listing
 
@@ -63,8 +65,13 @@ def delete_hidden(storage: Storage) -> list[str]:
     return [name for name in names if not delete(storage, name)]
 
 
-def recover(storage: Storage, listing: Listing) -> list[str]:
+def recover(storage: Storage, listing: Listing, *, spare: Collection[str] = ()) -> list[str]:
     """Hide what earlier owners left unfinished, put interrupted replacements right, and say what was done.
+
+    Args:
+        storage: of the root.
+        listing: of it.
+        spare: attempts that are left as they are.
 
     Raises:
         StorageError: an attempt could not be hidden, so that its writer might still publish it.
@@ -76,9 +83,9 @@ def recover(storage: Storage, listing: Listing) -> list[str]:
     ]
     for entry in storage.list(""):
         name = parse_name(entry.name)
-        if not entry.is_dir or name is None or name.kind != "tmp" or name.attempt is None:
+        if not entry.is_dir or name is None or name.kind != "tmp" or name.attempt in (None, *spare):
             continue
-        if _hide(storage, entry.name, name.attempt):
+        if _hide(storage, entry.name, str(name.attempt)):
             done.append(f"removed an unfinished save of step {name.step} ({entry.name})")
     done.extend(
         f"removed the replaced step {step.record.step} ({step.prefix})"

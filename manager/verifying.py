@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.reading import verify_file
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError
+from safepoint.manager.progress import QUIET
 from safepoint.manager.step_reading import StepReader, attempt_at
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from safepoint.formats.manifest import Manifest
     from safepoint.formats.storage import Storage
+    from safepoint.manager.progress import Progress
     from safepoint.manager.step_listing import CommittedStep
 
 __all__ = ["verify_steps"]
@@ -24,13 +26,16 @@ __all__ = ["verify_steps"]
 _MAX_DEPTH = 64
 
 
-def verify_steps(storage: Storage, *, step: int | None = None, private_to: int | None = None) -> list[CheckpointError]:
+def verify_steps(
+    storage: Storage, *, step: int | None = None, private_to: int | None = None, progress: Progress = QUIET
+) -> list[CheckpointError]:
     """Read every byte of one step, or of all; return what is wrong, an error for each file, by step.
 
     Args:
         storage: of the root.
         step: the step; None for all that are committed.
         private_to: the process whose root this is, where processes have roots of their own.
+        progress: told of the bytes that were read.
 
     Raises:
         StepNotFoundError: the step asked for is not there; lists those that are.
@@ -50,14 +55,15 @@ def verify_steps(storage: Storage, *, step: int | None = None, private_to: int |
             path=storage.location,
             available=available,
         )
+    progress.begin("verify", sum(known.record.num_bytes for known in chosen))
     for known in chosen:
-        errors = [error.with_context(step=known.record.step) for error in _verify(storage, known)]
+        errors = [error.with_context(step=known.record.step) for error in _verify(storage, known, progress)]
         if errors and attempt_at(storage, known.prefix) == known.record.attempt:
             found += [(known.record.step, error) for error in errors]
     return [error for _, error in sorted(found, key=lambda pair: pair[0])]
 
 
-def _verify(storage: Storage, step: CommittedStep) -> Iterator[CheckpointError]:
+def _verify(storage: Storage, step: CommittedStep, progress: Progress) -> Iterator[CheckpointError]:
     try:
         manifest = StepReader(storage).load_manifest(step)
     except StepNotFoundError:
@@ -67,7 +73,7 @@ def _verify(storage: Storage, step: CommittedStep) -> Iterator[CheckpointError]:
         return
     for file in manifest.files:
         try:
-            verify_file(storage, step.prefix, file)
+            verify_file(storage, step.prefix, file, progress=progress.advance)
         except CheckpointError as error:
             yield error
     yield from _strangers(storage, step, manifest)

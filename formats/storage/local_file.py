@@ -29,12 +29,40 @@ from safepoint.formats.storage.system import (
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader"]
+__all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader", "allows_direct"]
 
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _DIRECT_FLAG = getattr(os, "O_DIRECT", 0)
 _SMALLEST_DIRECT_BYTES = 1 << 20  # below, the one fsync is all of the time
+
+
+def allows_direct(path: str | os.PathLike[str]) -> bool:
+    """Say whether the file system of this file, which is there, takes writes past the page cache.
+
+    Raises:
+        OSError: it cannot be opened for writing.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _set_direct(descriptor, on=True)
+    finally:
+        os.close(descriptor)
+
+
+def _set_direct(descriptor: int, *, on: bool) -> bool:
+    """Turn direct I/O on or off for an open file; say whether it is on."""
+    if not _DIRECT_FLAG:
+        return False
+    try:
+        # Not at the open: there, some file systems create the file and then refuse it.
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | _DIRECT_FLAG if on else flags & ~_DIRECT_FLAG)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        return False
+    return on
 
 
 class LocalBlockFile(BlockFile):
@@ -67,7 +95,7 @@ class LocalBlockFile(BlockFile):
             os.close(self._directory)
             raise
         worthwhile = block_bytes % ALIGNMENT == 0 and num_bytes >= _SMALLEST_DIRECT_BYTES
-        self._direct = worthwhile and self._set_direct(on=True)
+        self._direct = worthwhile and _set_direct(self._descriptor, on=True)
         self.alignment = ALIGNMENT if self._direct else 1
 
     @override
@@ -79,7 +107,7 @@ class LocalBlockFile(BlockFile):
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
-                self._direct = self._set_direct(on=False)
+                self._direct = _set_direct(self._descriptor, on=False)
             return write_fully(self._calls, self._descriptor, block[:num_bytes], offset)
 
     @override
@@ -111,19 +139,6 @@ class LocalBlockFile(BlockFile):
         except OSError:
             return None
         return system.f_bavail * system.f_frsize + own.st_blocks * 512
-
-    def _set_direct(self, *, on: bool) -> bool:
-        if not _DIRECT_FLAG:
-            return False
-        try:
-            # Not at the open: there, some file systems create the file and then refuse it.
-            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _DIRECT_FLAG if on else flags & ~_DIRECT_FLAG)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-            return False
-        return on
 
 
 class LocalFileReader(FileReader):

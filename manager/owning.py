@@ -1,0 +1,102 @@
+"""Owning a root for one piece of work that no training loop does: copying into it, deleting from it.
+
+The rules are those of `owner`: whoever trains there keeps the root, and is named.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from safepoint.formats.storage import LocalStorage
+from safepoint.manager.commit import Committer
+from safepoint.manager.errors import StepExistsError
+from safepoint.manager.owner import Owner, Refused, Wait
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Iterator
+
+    from safepoint.formats.commit_record import CommitRecord
+    from safepoint.formats.layout import Scope
+    from safepoint.formats.storage import Storage
+
+__all__ = ["OwnedRoot", "check_absent", "owned_root"]
+
+logger = logging.getLogger("safepoint")
+
+_DEADLINE_SECS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedRoot:
+    """A root that is ours until the block ends.
+
+    Attributes:
+        storage: of the root.
+        owner: to be asked right before something that only the owner may do.
+        done: what an earlier owner had left in the middle and was put right, one line each.
+    """
+
+    storage: Storage
+    owner: Owner
+    done: tuple[str, ...]
+
+    def committer(self, *, scope: Scope = "shared", process_index: int | None = None) -> Committer:
+        """Return a committer for steps of this kind."""
+        return Committer(self.storage, scope=scope, process_index=process_index or 0)
+
+
+@contextmanager
+def owned_root(
+    root: str | os.PathLike[str], *, deadline_secs: float = _DEADLINE_SECS, spare: Collection[str] = ()
+) -> Iterator[OwnedRoot]:
+    """Own a root, made if need be, for the time of a block; put right what an earlier owner left.
+
+    Blocks until it can be told whether the last owner is alive: at once on one host, else up to twice the deadline.
+
+    Args:
+        root: the directory.
+        deadline_secs: twice this time without a heartbeat, and another owner's root is ours.
+        spare: attempts whose unfinished directories stay, because they are gone on with.
+
+    Raises:
+        RootInUseError: a manager, alive, owns it; names it.
+        StorageError: the root cannot be written to.
+    """
+    storage = LocalStorage(root)
+    owner = Owner(root, deadline_secs=deadline_secs)
+    try:
+        while isinstance(answer := owner.acquire(), Wait):
+            logger.warning("waiting %.1f s to see whether %s, the last owner of the root, is alive", *_told(answer))
+            time.sleep(answer.secs)
+        if isinstance(answer, Refused):
+            raise answer.to_error(storage.location)
+        done = Committer(storage).recover(spare=spare)
+        yield OwnedRoot(storage=storage, owner=owner, done=tuple(done))
+    finally:
+        owner.release()
+
+
+def _told(answer: Wait) -> tuple[float, str]:
+    return answer.secs, str(answer.holder)
+
+
+def check_absent(committer: Committer, record: CommitRecord) -> None:
+    """Refuse to add a step to a root that has one of its number.
+
+    Raises:
+        StepExistsError: it is there.
+    """
+    for known in committer.list_steps():
+        if known.record.step == record.step:
+            raise StepExistsError(
+                f"step {record.step} is there already, committed by attempt {known.record.attempt}",
+                step=record.step,
+                path=known.prefix,
+                outcome="not_committed",
+                hint="Choose another root, or remove that step first: `safepoint rm`.",
+            )
