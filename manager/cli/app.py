@@ -9,38 +9,39 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from safepoint.manager.errors import CheckpointError
+from safepoint.manager.cli import changing, checking, looking
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+_LOOKING, _CHANGING, _TRYING = "Look", "Change", "Try"
 
 
-@app.callback()
+@app.callback(
+    epilog="A root is the directory of a run, as runs/gpt; a step is runs/gpt/1000. "
+    "Exit status: 0 all is well; 1 a problem or a difference was found; 2 the command makes no sense here; "
+    "3 refused, because somebody else owns the root or the step is there; 4 the storage failed."
+)
 def describe() -> None:
-    """Look at checkpoints, and see them work."""
+    """Look at checkpoints, check, compare, copy and delete them, and see them work."""
 
 
-@app.command("ls")
-def list_command(
-    root: Annotated[Path, typer.Argument(help="A directory with checkpoints.", show_default=False)],
-) -> None:
-    """Show what lies in a directory with checkpoints. Reads only; a running job is not disturbed."""
-    from safepoint.manager.cli.listing import list_root, root_table  # noqa: PLC0415  # keeps --help quick
-
-    console = Console()
-    if not root.is_dir():
-        console.print(f"{root} is not a directory", style="red", markup=False)
-        raise typer.Exit(2)
-    try:
-        rows = list_root(root)
-    except CheckpointError as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
-    console.print(root_table(rows, str(root)) if rows else f"{root} holds nothing")
+app.command("ls", rich_help_panel=_LOOKING)(looking.ls_command)
+app.command("show", rich_help_panel=_LOOKING)(looking.show_command)
+app.command("cat", rich_help_panel=_LOOKING)(looking.cat_command)
+app.command("verify", rich_help_panel=_LOOKING)(looking.verify_command)
+app.command("diff", rich_help_panel=_LOOKING)(looking.diff_command)
+app.command("copy", rich_help_panel=_CHANGING)(changing.copy_command)
+app.command("consolidate", rich_help_panel=_CHANGING)(changing.consolidate_command)
+app.command("rm", rich_help_panel=_CHANGING)(changing.rm_command)
+app.command("gc", rich_help_panel=_CHANGING)(changing.gc_command)
+app.command("pin", rich_help_panel=_CHANGING)(changing.pin_command)
+app.command("unpin", rich_help_panel=_CHANGING)(changing.unpin_command)
+app.command("doctor", rich_help_panel=_TRYING)(checking.doctor_command)
 
 
-@app.command("demo")
+@app.command("demo", rich_help_panel=_TRYING)
 def demo_command(
     *,
     processes: Annotated[int, typer.Option(min=1, max=4, help="Train on so many, sharded by FSDP2.")] = 1,

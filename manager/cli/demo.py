@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from safepoint.formats.storage import LocalStorage
 from safepoint.manager.cli.demo_plan import Event, Plan
 from safepoint.manager.cli.demo_processes import run_training
-from safepoint.manager.cli.listing import list_root, root_table
+from safepoint.manager.cli.listing import root_table
+from safepoint.manager.root_overview import RootEntry, overview
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console
 
     from safepoint.manager.cli.demo_plan import DeviceKind
     from safepoint.manager.cli.demo_processes import Run
-    from safepoint.manager.cli.listing import Row
 
 __all__ = ["Claim", "Demo"]
 
@@ -82,10 +83,10 @@ class Demo:
         reference = self._train("uninterrupted", None, process_count=self.process_count)
         say(f"trained on {reference.description}")
         killed = self._train("killed", "run", process_count=self.process_count, kill_in_step=self.kill_in_step)
-        before = list_root(self.root)
+        before = overview(LocalStorage(self.root)).entries
         say(root_table(before, f"{self.root} after SIGKILL in the middle of saving step {self.kill_in_step}"))
         resumed = self._train("resumed", "run", process_count=self.restore_process_count)
-        after = list_root(self.root)
+        after = overview(LocalStorage(self.root)).entries
         say(root_table(after, f"{self.root} at the end"))
         gone = sorted({row.name for row in before} - {row.name for row in after})
         say(f"swept or retired since: {', '.join(gone)}")
@@ -151,7 +152,7 @@ class Demo:
         return [*claims, Claim(text=text, holds=complete and error < CLOSE)]
 
 
-def check_kill(killed: Run, step: int, before: list[Row], after: list[Row]) -> list[Claim]:
+def check_kill(killed: Run, step: int, before: Sequence[RootEntry], after: Sequence[RootEntry]) -> list[Claim]:
     """Return what can be said of the kill and of what it left."""
     left = [row for row in before if row.name.startswith(f"{step}.tmp-")]
     num_bytes = sum(row.num_bytes for row in left)

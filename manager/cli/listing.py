@@ -1,101 +1,148 @@
-"""Shows a root as a table: every step in it, and everything else that lies there. Reads only, and owns no rule."""
+"""A root as a table and as JSON: every step in it, why it stays, and everything else that lies there."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
-from rich.table import Table
+from rich.text import Text
 
-from safepoint.formats.storage import LocalStorage
-from safepoint.manager.step_listing import RecordCache, parse_name, read_listing
+from safepoint.manager.cli.output import new_table, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from safepoint.manager.step_listing import CommittedStep
+    from rich.table import Table
 
-__all__ = ["Row", "list_root", "root_table"]
+    from safepoint.formats.commit_record import CommitRecord
+    from safepoint.manager.root_overview import Overview, RootEntry
 
-CONTROL_FOLDER = ".safepoint"
+__all__ = ["age", "entry_document", "listing_document", "metrics_text", "record_document", "root_table", "step_table"]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One name in a root.
-
-    Attributes:
-        name: the directory, relative to the root.
-        kind: what it is, for people.
-        committed: the step, where it is one.
-        num_bytes: what its files hold, as far as they are there.
-    """
-
-    name: str
-    kind: str
-    committed: CommittedStep | None = None
-    num_bytes: int
+_KINDS = {
+    "no record": "no commit record: not a step",
+    "unfinished": "not committed",
+    "replaced": "replaced",
+    "deleted": "being deleted",
+    "not ours": "not ours",
+}
 
 
-def list_root(root: Path) -> list[Row]:
-    """Return what lies in a root: committed steps in the order in which they were committed, then the rest by name.
-
-    Raises:
-        StorageError: the root cannot be read.
-    """
-    storage = LocalStorage(root)
-    listing = read_listing(storage, RecordCache())
-    rows = [
-        Row(name=step.prefix, kind="committed", committed=step, num_bytes=step.record.num_bytes)
-        for step in listing.steps
-    ]
-    shown = {row.name for row in rows} | {CONTROL_FOLDER}
-    broken = {problem.prefix: problem.error.message for problem in listing.problems}
-    for entry in sorted(storage.list(""), key=lambda entry: entry.name):
-        if entry.name not in shown:
-            kind = broken.get(entry.name) or _describe(entry.name)
-            rows.append(Row(name=entry.name, kind=kind, num_bytes=_num_bytes_below(root / entry.name)))
-    return rows
-
-
-def root_table(rows: Sequence[Row], title: str) -> Table:
-    """Return a table of rows; the newest committed step is marked."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("directory", "what it is", "metrics"):
-        table.add_column(heading)
-    table.add_column("size", justify="right")
-    committed = [row for row in rows if row.committed is not None]
-    for row in rows:
-        size = decimal(row.num_bytes)
-        if row.committed is None:
-            table.add_row(row.name, row.kind, "", size, style="yellow")
+def root_table(entries: Sequence[RootEntry], title: str) -> Table:
+    """Return everything in a root as one table, with a title."""
+    table = new_table("directory", "what it is", "metrics", "size", right=("size",))
+    table.title, table.title_justify = title, "left"
+    committed = [entry for entry in entries if entry.committed is not None]
+    for entry in entries:
+        size = decimal(entry.num_bytes)
+        if entry.committed is None:
+            table.add_row(safe(entry.name), safe(_what(entry)), "", size, style="yellow")
             continue
-        record = row.committed.record
+        record = entry.committed.record
         processes = "1 process" if record.process_count == 1 else f"{record.process_count} processes"
-        latest = ", latest" if row is committed[-1] else ""
-        kind = f"{row.kind}, {record.mode} by {processes}{latest}"
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(record.metrics.items()))
-        table.add_row(row.name, kind, metrics, size)
+        latest = ", latest" if entry is committed[-1] else ""
+        kind = f"committed, {record.mode} by {processes}{latest}"
+        table.add_row(safe(entry.name), kind, metrics_text(record.metrics), size)
     return table
 
 
-def _describe(name: str) -> str:
-    own = parse_name(name)
-    if own is None:
-        return "not ours"
+def _what(entry: RootEntry) -> str:
+    return entry.problem or _KINDS[entry.kind]
+
+
+def step_table(shown: Overview, *, with_policy: bool) -> Table:
+    """Return the steps of a root, and below them whatever else lies there."""
+    table = new_table("step", "age", "size", "mode", "format", "metrics", "kept because", right=("step", "size"))
+    for entry in shown.steps:
+        record = _record(entry)
+        why = ", ".join(entry.kept)
+        if with_policy and not why:
+            why = "no policy keeps it"
+        if entry.left_by is not None:
+            why = f"{why}; " if why else ""
+            why += f"left by going back to {entry.left_by}"
+        table.add_row(
+            str(record.step),
+            age(record.created),
+            decimal(record.num_bytes),
+            f"{record.mode} ×{record.process_count}",
+            record.format,
+            metrics_text(record.metrics),
+            Text(safe(why), style="dim" if entry.left_by is not None else ""),
+        )
+    return table
+
+
+def other_table(shown: Overview) -> Table | None:
+    """Return what is no step, None where there is nothing."""
+    others = [entry for entry in shown.entries if entry.committed is None]
+    if not others:
+        return None
+    table = new_table("directory", "size", "what it is", right=("size",))
+    for entry in others:
+        style = "red" if entry.problem is not None else "dim"
+        table.add_row(safe(entry.name), decimal(entry.num_bytes), safe(_what(entry)), style=style)
+    return table
+
+
+def _record(entry: RootEntry) -> CommitRecord:
+    assert entry.committed is not None
+    return entry.committed.record
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return metrics for people."""
+    return safe(", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items())))
+
+
+def age(created: str, *, now: datetime | None = None) -> str:
+    """Return how long ago that was, roughly; "" where it is no time, or one to come."""
+    try:
+        then = datetime.fromisoformat(created)
+    except ValueError:
+        return ""
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    secs = ((now or datetime.now(UTC)) - then).total_seconds()
+    if secs < 0:
+        return ""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if secs >= 2 * length:
+            return f"{int(secs / length)} {unit}"
+    return f"{int(secs)} s"
+
+
+def record_document(record: CommitRecord) -> dict[str, Any]:
+    """Return a commit record as `docs/format.md` names its fields."""
+    value: dict[str, Any] = json.loads(record.to_bytes())
+    return {name: item for name, item in value.items() if name not in ("kind", "digest", "version")}
+
+
+def entry_document(entry: RootEntry) -> dict[str, Any]:
+    """Return one name of a root."""
+    document: dict[str, Any] = {
+        "name": entry.name,
+        "kind": entry.kind,
+        "step": entry.step,
+        "num_bytes": entry.num_bytes,
+    }
+    if entry.committed is not None:
+        document |= {
+            "kept": list(entry.kept),
+            "left_by": entry.left_by,
+            "record": record_document(entry.committed.record),
+        }
+    return document | ({"problem": entry.problem} if entry.problem is not None else {})
+
+
+def listing_document(shown: Overview) -> dict[str, Any]:
+    """Return a root."""
     return {
-        "step": "no commit record",
-        "tmp": "not committed",
-        "old": "replaced",
-        "trash": "being deleted",
-    }[own.kind]
-
-
-def _num_bytes_below(path: Path) -> int:
-    if not path.is_dir():
-        return path.lstat().st_size
-    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sum(os.lstat(file).st_size for file in files)
+        "root": shown.root,
+        "latest": shown.steps[-1].step if shown.steps else None,
+        "steps": [entry_document(entry) for entry in shown.steps],
+        "others": [entry_document(entry) for entry in shown.entries if entry.committed is None],
+        "pinned_absent": list(shown.pinned_absent),
+    }

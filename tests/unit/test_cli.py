@@ -8,12 +8,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from safepoint.formats.storage import LocalStorage
 from safepoint.manager import CheckpointManager
 from safepoint.manager.cli.app import app
 from safepoint.manager.cli.demo import Demo, check_kill
 from safepoint.manager.cli.demo_plan import Event, Plan
 from safepoint.manager.cli.demo_processes import Run
-from safepoint.manager.cli.listing import list_root
+from safepoint.manager.root_overview import RootEntry, overview
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,31 +33,21 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def list_root(root: Path) -> list[RootEntry]:
+    return list(overview(LocalStorage(root)).entries)
+
+
 def test_a_listing_tells_steps_in_order_and_everything_else_by_what_it_is(root: Path) -> None:
     rows = list_root(root)
 
     assert [(row.name, row.kind) for row in rows] == [
         ("9", "committed"),
         ("10", "committed"),
-        ("11.tmp-" + "a" * 16, "not committed"),
+        ("11.tmp-" + "a" * 16, "unfinished"),
         ("notes.txt", "not ours"),
     ]
     assert [row.num_bytes for row in rows][2:] == [4, 4]
     assert all(row.num_bytes >= 32 for row in rows[:2])
-
-
-def test_ls_shows_the_latest_step(root: Path) -> None:
-    shown = CliRunner().invoke(app, ["ls", str(root)], env={"COLUMNS": "200"})
-
-    assert shown.exit_code == 0
-    assert [line for line in shown.output.splitlines() if "latest" in line and "│ 10 " in line]
-
-
-def test_ls_of_something_else_than_a_directory_says_so(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["ls", str(tmp_path / "nothing")])
-
-    assert shown.exit_code == 2
-    assert "is not a directory" in " ".join(shown.output.split())
 
 
 @pytest.mark.parametrize(

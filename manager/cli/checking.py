@@ -1,0 +1,60 @@
+"""`safepoint doctor`: what is installed, what a root is like, and whether a save would work."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer looks the types of arguments up
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from safepoint.manager.cli.arguments import AsJson  # noqa: TC001 - typer looks it up
+from safepoint.manager.cli.output import PROBLEM, new_table, print_json, print_table, reporting, safe
+from safepoint.manager.cli.trying import try_save
+from safepoint.manager.diagnosing import diagnose_machine, diagnose_root
+
+__all__ = ["doctor_command"]
+
+_STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+@reporting
+def doctor_command(
+    root: Annotated[
+        Path | None, typer.Argument(help="Root to look at, there or not; none: the machine only.", show_default=False)
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> int | None:
+    """Tell what is installed, on what device a save would run, and how a root is: writable, free space, speed.
+
+    Writes 64 MiB and a small step beside the steps of the root, and removes both again. The exit status is 1 where a
+    save would fail.
+
+    Examples:
+        safepoint doctor
+
+        safepoint doctor runs/gpt --json
+    """
+    findings = list(diagnose_machine())
+    if root is not None:
+        findings += diagnose_root(root.absolute())
+        if not any(one.name == "writable" and one.level == "problem" for one in findings):
+            findings.append(try_save(root.absolute()))
+    failed = any(one.level == "problem" for one in findings)
+    if as_json:
+        print_json(
+            {
+                "ok": not failed,
+                "findings": [
+                    {"name": one.name, "level": one.level, "text": one.text, "data": one.data} for one in findings
+                ],
+            }
+        )
+        return PROBLEM if failed else None
+    table = new_table("", "", "")
+    table.show_header = False
+    for one in findings:
+        table.add_row(Text(one.level, style=_STYLES[one.level]), one.name, safe(one.text))
+    print_table(table)
+    return PROBLEM if failed else None
