@@ -7,6 +7,7 @@ from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.policies import KeepAll, KeepBest, KeepEvery, KeepLast, Policy, StepInfo
+from safepoint.manager.preemption import Preemption
 from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.rng import RNGState
 
@@ -22,6 +23,7 @@ __all__ = [
     "Partial",
     "PerProcess",
     "Policy",
+    "Preemption",
     "RNGState",
     "Rename",
     "RestoreResult",

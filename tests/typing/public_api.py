@@ -19,6 +19,7 @@ from safepoint.manager import (
     Partial,
     PerProcess,
     Policy,
+    Preemption,
     Rename,
     RestoreResult,
     RNGState,
@@ -86,6 +87,12 @@ def looking(manager: CheckpointManager) -> None:
     assert_type(manager.latest_step(), int | None)
     with manager as same:
         assert_type(same, CheckpointManager)
+
+
+def stopping(manager: CheckpointManager) -> None:
+    with manager.preemption() as preemption:
+        assert_type(preemption, Preemption)
+        assert_type(preemption.should_stop(3), bool)
 
 
 def parts_of_the_state() -> None:
