@@ -139,7 +139,12 @@ class RestoreOperation:
             return json.dumps([None if choice is None else choice.to_json(), problems]).encode()
 
         answer = run_together(session.coordinator, "restore-choose", options.deadline_secs, look, decide)
-        choice, self._problems = json.loads(answer)
+        choice, problems = json.loads(answer)
+        if choice is not None and self.step is None:
+            for problem in problems:
+                if problem not in self._problems:
+                    logger.warning("passing over what should be a step: %s", problem)
+        self._problems = problems
         return None if choice is None else Candidate.from_json(choice)
 
     # -- check, then read --------------------------------------------------------------------------------------------

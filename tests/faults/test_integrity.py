@@ -268,6 +268,16 @@ def test_a_save_whose_files_are_not_as_planned_does_not_commit(
     assert {path.name for path in root.iterdir()} == {"1", "2", ".safepoint"}
 
 
+def test_passing_over_a_damaged_record_is_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flip(root / "2" / "commit.json", 60)
+    with CheckpointManager(root) as manager:
+        restored = manager.restore_latest()
+    assert restored is not None
+    assert restored.step == 1
+    (told,) = [record.getMessage() for record in caplog.records if "passing over" in record.getMessage()]
+    assert "commit.json" in told
+
+
 def test_a_record_never_speaks_for_another_step(root: Path) -> None:
     record = CommitRecord.from_bytes((root / "2" / "commit.json").read_bytes(), path="")
     assert record.step == 2
