@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import Buffer
 
-__all__ = ["ALGORITHM", "BLOCK_BYTES", "digest", "is_digest", "num_blocks"]
+__all__ = ["ALGORITHM", "BLOCK_BYTES", "digest", "digest_of_parts", "is_digest", "num_blocks"]
 
 ALGORITHM = "xxh3-128"
 BLOCK_BYTES = 8 << 20
@@ -26,6 +28,14 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 def digest(data: Buffer) -> str:
     """Return the digest of contiguous bytes: canonical (big-endian) XXH3-128 with seed 0, in lower-case hex."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_of_parts(parts: Iterable[Buffer]) -> str:
+    """Return the digest of bytes that lie in several places, as if they were in one."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
 
 
 def is_digest(value: object) -> bool:

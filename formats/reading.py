@@ -3,8 +3,8 @@
 Owns which blocks are read, how often (once each) and by how many threads. Knows files, blocks and buffers; nothing of
 leaves but a name for messages, nothing of regions and dtypes.
 
-A block that lies whole in one target is read straight into it; others go through a buffer of the pool, and only what
-is verified is copied on. Memory: one block a thread, whatever is read.
+A block of few parts is read straight into its targets; others go through a buffer of the pool. Memory: one block a
+thread, whatever is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safepoint.formats.checksum import digest
+from safepoint.formats.checksum import digest_of_parts
 from safepoint.formats.errors import CheckpointError, CorruptDataError, InvalidArgumentError
 from safepoint.formats.storage.buffers import BUFFERS, copy_bytes
 
@@ -27,6 +27,7 @@ __all__ = ["ReadSegment", "read_blocks", "read_segments", "verify_file"]
 
 _NUM_THREADS = 2
 _BYTES_WORTH_A_THREAD = 4 << 20
+_BYTES_WORTH_A_READ = 128 << 10
 
 _HINT = "It was changed or damaged after it was written: restore another step, or a copy of this one."
 _RESTORE_HINT = (
@@ -273,19 +274,48 @@ def _read_block(task: _Task, buffer: memoryview) -> int:
     entry = task.file.entry
     start, end = _bounds(entry, task.number)
     whole = next((one for one in task.segments if one.offset <= start and _end(one) >= end), None)
-    block = buffer[: end - start] if whole is None else whole.target[start - whole.offset : end - whole.offset]
+    if whole is not None:
+        parts = [(start, whole.target[start - whole.offset : end - whole.offset])]
+    else:
+        parts = _scattered(task.segments, start, end, buffer) or [(start, buffer[: end - start])]
     try:
-        task.file.reader.read_into(start, block)
-        _check_digest(block, entry, task.number, task.file.path)
+        for first, part in parts:
+            task.file.reader.read_into(first, part)
+        _check_parts([part for _, part in parts], entry, task.number, task.file.path)
     except CheckpointError as error:
         raise _in_restore(error, task.segments[0].leaf) from None
-    for segment in task.segments:
-        if segment is not whole:
-            first, last = max(start, segment.offset), min(end, _end(segment))
-            copy_bytes(
-                segment.target[first - segment.offset : last - segment.offset], block[first - start : last - start]
-            )
+    if len(parts) == 1:
+        block = parts[0][1]
+        for segment in task.segments:
+            if segment is not whole:
+                first, last = max(start, segment.offset), min(end, _end(segment))
+                target = segment.target[first - segment.offset : last - segment.offset]
+                copy_bytes(target, block[first - start : last - start])
     return end - start
+
+
+def _scattered(
+    segments: Sequence[ReadSegment], start: int, end: int, buffer: memoryview
+) -> list[tuple[int, memoryview]]:
+    """Return where each part of a block goes, with its place in the file: to its target, or to the buffer if to none.
+
+    Nothing where that would be many small reads, or where two segments want the same bytes.
+    """
+    if len(segments) * _BYTES_WORTH_A_READ > end - start:
+        return []
+    parts: list[tuple[int, memoryview]] = []
+    position = start
+    for segment in segments:
+        first, last = max(start, segment.offset), min(end, _end(segment))
+        if first < position:
+            return []
+        if first > position:
+            parts.append((position, buffer[position - start : first - start]))
+        parts.append((first, segment.target[first - segment.offset : last - segment.offset]))
+        position = last
+    if position < end:
+        parts.append((position, buffer[position - start : end - start]))
+    return parts
 
 
 def _blocks(entry: FileEntry, segments: Sequence[ReadSegment]) -> Iterator[tuple[int, tuple[ReadSegment, ...]]]:
@@ -343,7 +373,11 @@ def _check_size(reader: FileReader, entry: FileEntry, path: str) -> None:
 
 
 def _check_digest(block: memoryview, entry: FileEntry, number: int, path: str) -> None:
-    if digest(block) != entry.digests[number]:
+    _check_parts([block], entry, number, path)
+
+
+def _check_parts(parts: Sequence[memoryview], entry: FileEntry, number: int, path: str) -> None:
+    if digest_of_parts(parts) != entry.digests[number]:
         start, end = _bounds(entry, number)
         raise CorruptDataError(
             f"bytes {start:,} to {end:,} are not those that were committed: their digest differs",

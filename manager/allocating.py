@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
-from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
+from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.manifest import LeafEntry, Manifest, display_path
 from safepoint.manager.errors import CorruptDataError, IncompleteCoverageError, InvalidArgumentError
+from safepoint.manager.host_tensors import fresh_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from safepoint.formats.manifest import TreePath
 
@@ -47,8 +48,8 @@ def allocate_leaves(manifest: Manifest, entries: Sequence[LeafEntry]) -> dict[Tr
             f"the manifest claims leaves of {wanted:,} bytes in files of {stored:,}", step=manifest.step
         )
     try:
-        return {entry.path: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype)) for entry in entries}
-    except (RuntimeError, MemoryError) as error:
+        return fresh_tensors(entries)
+    except (RuntimeError, MemoryError, OSError) as error:
         raise InvalidArgumentError(
             f"there is no memory for the {wanted:,} bytes of this step",
             step=manifest.step,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from safepoint.manager.background import BackgroundSave
 from safepoint.manager.coordination import detect_coordinator
 from safepoint.manager.errors import AsyncSaveError, InvalidArgumentError
+from safepoint.manager.host_tensors import HostMemory
 from safepoint.manager.options import (
     CheckReplicas,
     RequestedMode,
@@ -254,6 +255,7 @@ class CheckpointManager:
         items: Collection[str] | None = None,
         keys: Collection[str] | None = None,
         adapt: Collection[Adaptation] = (),
+        host_memory: HostMemory = "owned",
     ) -> RestoreResult:
         """Restore one step. Called by all processes.
 
@@ -264,6 +266,8 @@ class CheckpointManager:
             items: top-level keys to restore; None for all.
             keys: patterns (as in `fnmatch`) of dotted paths to restore, such as "model.layers.*"; None for all.
             adapt: `Cast`, `Partial`, `Rename`: how the step may differ from `into`. The result tells what did.
+            host_memory: without `into`. "owned": read and verified. "mapped": the files are mapped where they can be,
+                and read, unverified, when a tensor is looked at; a change of a tensor stays in this process.
 
         Raises:
             StepNotFoundError: not committed; lists the steps that are.
@@ -271,9 +275,10 @@ class CheckpointManager:
             CorruptDataError: the step is damaged; `target_modified` says whether parts were written to the target.
             RendezvousTimeoutError, PeerFailedError, DisagreementError: as for `save`.
         """
-        result = self._restore(
-            RestoreOperation(session=self._session, step=step, into=into, items=items, keys=keys, adapt=adapt)
-        )
+        check_choice("host_memory", host_memory, get_args(HostMemory))
+        operation = RestoreOperation(session=self._session, step=step, into=into, items=items, keys=keys, adapt=adapt)
+        operation.host_memory = host_memory
+        result = self._restore(operation)
         if result is None:
             raise RuntimeError("an explicit step is restored or refused")
         return result

@@ -29,6 +29,7 @@ from safepoint.manager.errors import (
     error_from_json,
 )
 from safepoint.manager.fetching import Fetch, fetch_leaves, plan_fetches
+from safepoint.manager.host_tensors import HostMemory, mapped_tensors
 from safepoint.manager.options import check_step
 from safepoint.manager.policies import StepInfo
 from safepoint.manager.results import RestoreResult
@@ -64,6 +65,7 @@ class RestoreOperation:
         items: top-level keys to restore; None for all.
         keys: patterns of dotted paths to restore; None for all.
         adapt: how the step may differ from the target.
+        host_memory: of a restore without a target.
     """
 
     session: Session
@@ -72,6 +74,7 @@ class RestoreOperation:
     items: Collection[str] | None = None
     keys: Collection[str] | None = None
     adapt: Collection[Adaptation] = ()
+    host_memory: HostMemory = "owned"
     _target_modified: bool = False
     _problems: list[str] = field(default_factory=list)
     """Directories that should be steps and are not, as the primary found them."""
@@ -166,8 +169,7 @@ class RestoreOperation:
                 process_index=coordinator.process_index,
                 process_count=coordinator.process_count,
             )
-            prepared.host = _host_leaves(prepared.manifest, prepared.structure)
-            wanted = {path: wrap_array(tensor, path) for path, tensor in prepared.host.items()}
+            wanted = self._allocate(prepared)
             prepared.leaves = {path: leaf for path, leaf in wanted.items() if leaf is not None}
         else:
             prepared.target = match(
@@ -183,6 +185,18 @@ class RestoreOperation:
             prepared.leaves = dict(prepared.target.wanted)
             prepared.target.check_shared(lambda leaves: self._fetch(prepared, leaves))
         prepared.fetches = plan_fetches(prepared.manifest, prepared.leaves)
+
+    def _allocate(self, prepared: _Prepared) -> dict[TreePath, ArrayLeaf | None]:
+        """Make the host tensors of a restore without a target; return the leaves that are to be read."""
+        manifest = prepared.required_manifest
+        paths = array_paths(prepared.structure)
+        entries = [entry for entry in manifest.leaves if entry.path in paths]
+        mapped: dict[TreePath, torch.Tensor] = {}
+        if self.host_memory == "mapped":
+            mapped = mapped_tensors(self.session.storage, prepared.prefix, manifest, entries)
+        fresh = allocate_leaves(manifest, [entry for entry in entries if entry.path not in mapped])
+        prepared.host = {**mapped, **fresh}
+        return {path: wrap_array(tensor, path) for path, tensor in fresh.items()}
 
     def _find(self, candidate: Candidate) -> CommittedStep:
         """Return the chosen step as this process sees it."""
@@ -296,9 +310,3 @@ class _Prepared:
         if self.manifest is None:
             raise RuntimeError("read before prepare")
         return self.manifest
-
-
-def _host_leaves(manifest: Manifest, structure: Mapping[TreePath, Node]) -> dict[TreePath, torch.Tensor]:
-    """Return fresh host tensors for the leaves of (a part of) the structure."""
-    wanted = array_paths(structure)
-    return allocate_leaves(manifest, [entry for entry in manifest.leaves if entry.path in wanted])

@@ -22,16 +22,19 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 
 
-def huge_pages(num_bytes: int) -> torch.Tensor:
-    """Return fresh zeroed memory as bytes, in huge pages where the kernel has them; freed with the last view of it."""
+def huge_pages(num_bytes: int) -> memoryview:
+    """Return fresh zeroed memory, in huge pages where the kernel has them; freed with the last view of it.
+
+    Raises:
+        OSError: there is not so much.
+    """
     slack = HUGE_PAGE_BYTES if num_bytes >= HUGE_PAGE_BYTES else 0
     memory = mmap.mmap(-1, num_bytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if slack and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % slack if slack else 0
-    return whole[start : start + num_bytes]
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % slack if slack else 0
+    return memoryview(memory)[start : start + num_bytes]
 
 
 class HostSlab:
@@ -60,5 +63,5 @@ class HostSlab:
             needed += -(-size // PAGE_BYTES) * PAGE_BYTES
         if needed > self.capacity_bytes:
             self._bytes = torch.empty(0, dtype=torch.uint8)  # images of the last save, if any are left, keep theirs
-            self._bytes = huge_pages(needed)
+            self._bytes = torch.frombuffer(huge_pages(needed), dtype=torch.uint8)
         return [self._bytes[start : start + size] for start, size in zip(starts, sizes, strict=True)]

@@ -245,6 +245,18 @@ class Storage(ABC):
             CorruptDataError: it is no regular file.
         """
 
+    def map_file(self, path: str) -> memoryview | None:
+        """Return the content of a file as memory that is read when it is looked at, or None where that cannot be had.
+
+        It is writable; what is written stays in this process. It lives as long as a view of it does.
+
+        Raises:
+            StorageError: ENOENT when it is missing.
+            CorruptDataError: it is no regular file.
+        """
+        del path
+        return None
+
 
 def split_path(path: str) -> tuple[str, ...]:
     """Return the parts of a storage path, () for the root.

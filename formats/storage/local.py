@@ -10,6 +10,7 @@ Writing and reading of large files: `local_file`, `block_writer`. Removal of tre
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import secrets
 import stat
@@ -254,6 +255,18 @@ class LocalStorage(Storage):
             os.close(descriptor)
         raise self._not_a_file(path)
 
+    @override
+    def map_file(self, path: str) -> memoryview | None:
+        with self._reading("map", path), self._parent(path) as (parent, name):
+            descriptor = os.open(name, _READ_FLAGS, dir_fd=parent)
+            try:
+                found = os.fstat(descriptor)
+                if stat.S_ISREG(found.st_mode):
+                    return _mapped(descriptor, found.st_size)
+            finally:
+                os.close(descriptor)
+        raise self._not_a_file(path)
+
     # Walking
 
     def _open_directory(self, parts: tuple[str, ...]) -> int:
@@ -343,4 +356,13 @@ def _mode_of(directory: int, name: str) -> int | None:
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
+        return None
+
+
+def _mapped(descriptor: int, num_bytes: int) -> memoryview | None:
+    if not num_bytes:
+        return memoryview(b"")
+    try:
+        return memoryview(mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY))
+    except OSError:  # a file system without mappings
         return None

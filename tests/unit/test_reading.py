@@ -264,3 +264,17 @@ def test_a_wrong_digest_keeps_what_shares_the_block_untouched_unless_it_was_read
         read_segments(storage, STEP, files, [one])
     assert one.target == bytes(50)
     assert digest(contents[0]) == files[0].digests[0]
+
+
+def test_a_large_block_of_few_parts_is_read_straight_into_them(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.make_dir(STEP)
+    data = content(3, 3 << 20)
+    file = add_file(storage, "f", data, 1 << 20)
+    places = [(4096, 300_000), (304_096, 500_000), (900_000, 1_500_000), (2_400_001, 700_000)]
+    segments = [segment(0, *place) for place in places]
+    assert read_segments(storage, STEP, [file], segments) == 3 << 20
+    assert all(one.target == data[one.offset : one.offset + len(one.target)] for one in segments)
+    (tmp_path / STEP / "f").write_bytes(data[:2_000_000] + bytes([data[2_000_000] ^ 1]) + data[2_000_001:])
+    with pytest.raises(CorruptDataError, match="digest"):
+        read_segments(storage, STEP, [file], segments)
