@@ -22,6 +22,7 @@ from safepoint.formats.region import Region
 from safepoint.manager.adapting import AdaptationReport, Rename
 from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
 from safepoint.manager.foreign_names import Alignment, align, flat_names, renamed
+from safepoint.manager.shared_memory import store_apart
 from safepoint.manager.sources import byte_view, raw_view
 from safepoint.manager.state import flatten
 from safepoint.manager.targets import match
@@ -94,7 +95,7 @@ def restore_foreign(
         state, num_bytes = _load_tree(checkpoint)
         return _result(checkpoint, num_bytes, state, AdaptationReport())
     wanted = into if items is None else {name: value for name, value in into.items() if name in items}
-    flat = flatten(wanted, process_index=0, process_count=1)
+    flat = flatten(wanted, process_index=0, process_count=1, share=store_apart)
     alignment = align(renamed(flat_names(checkpoint.tree), adapt), flat.nodes)
     if items is not None:
         _leave_out_others(alignment, wanted)

@@ -12,6 +12,7 @@ from safepoint.formats.registry import get_format
 from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import run_together
 from safepoint.manager.directing import Direction, SaveDecision, direct_save, load_tables, write_job
+from safepoint.manager.shared_memory import share_for
 from safepoint.manager.state import FlatState, flatten
 from safepoint.manager.writing import PlannedFile, plan_files
 
@@ -52,7 +53,12 @@ def plan_together(session: Session, state: Mapping[str, Any], begin: Callable[[s
 
     @paused_collection()
     def prepare() -> bytes:
-        flat = flatten(state, process_index=coordinator.process_index, process_count=coordinator.process_count)
+        flat = flatten(
+            state,
+            process_index=coordinator.process_index,
+            process_count=coordinator.process_count,
+            share=share_for(session.options.format),
+        )
         flats.append(flat)
         if is_alone:
             return b""

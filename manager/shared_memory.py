@@ -8,7 +8,7 @@ is read. Where memory overlaps is `overlaps`'; must not know targets.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -22,14 +22,33 @@ from safepoint.manager.sources import raw_view
 from safepoint.manager.windows import Window, open_window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["POOL_KEY", "PoolLeaf", "put", "store_once", "take", "window_on"]
+__all__ = ["POOL_KEY", "PoolLeaf", "Share", "put", "share_for", "store_apart", "store_once", "take", "window_on"]
 
 POOL_KEY = TaggedKey("memory", "shared")
 """The last key of a pool's path; no key of a state is of this kind."""
 
 _RAW = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+
+
+Share: TypeAlias = "Callable[[dict[TreePath, Node], dict[TreePath, ArrayLeaf]], None]"
+"""Decides, for a flattened state, which arrays are stored by themselves."""
+
+_WITH_VIEWS = frozenset({"safetensors"})
+
+
+def share_for(file_format: str) -> Share:
+    """Return how a format stores arrays that show one memory.
+
+    Other tools read the trees of `torch` and `orbax` steps, and know nothing of our views: there each array is whole.
+    """
+    return store_once if file_format in _WITH_VIEWS else store_apart
+
+
+def store_apart(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) -> None:
+    """Leave every array as it is; equal ones are aliases all the same."""
+    del nodes, arrays
 
 
 def store_once(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) -> None:

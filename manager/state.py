@@ -23,7 +23,7 @@ from safepoint.manager.nodes import alias_node, children_of, container_node, enc
 from safepoint.manager.numpy_values import encode_dtype
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.refusals import refusal
-from safepoint.manager.shared_memory import store_once
+from safepoint.manager.shared_memory import Share, store_once
 from safepoint.manager.statefuls import Form, metadata_of, state_of, stateful_form
 from safepoint.manager.values import encode_value, is_plain_type, type_name
 
@@ -50,10 +50,18 @@ class FlatState:
         return LeafTable(nodes=dict(self.nodes), arrays={path: leaf.spec for path, leaf in self.arrays.items()})
 
 
-def flatten(state: Mapping[str, Any], *, process_index: int, process_count: int) -> FlatState:
+def flatten(
+    state: Mapping[str, Any], *, process_index: int, process_count: int, share: Share = store_once
+) -> FlatState:
     """Return the tree of a state, with references to its live arrays.
 
     Called by: every process, after the devices are synchronised, since a lazy tensor's sharding is unknown before.
+
+    Args:
+        state: by item.
+        process_index: this process.
+        process_count: how many save.
+        share: what becomes of arrays that show one memory.
 
     Raises:
         InvalidArgumentError: `state` is no mapping with str keys.
@@ -62,7 +70,7 @@ def flatten(state: Mapping[str, Any], *, process_index: int, process_count: int)
     check_items(state)
     flattener = _Flattener(process_index, process_count)
     flattener.add_root(state)
-    store_once(flattener.flat.nodes, flattener.flat.arrays)
+    share(flattener.flat.nodes, flattener.flat.arrays)
     return flattener.flat
 
 

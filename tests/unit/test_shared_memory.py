@@ -205,6 +205,21 @@ def test_both_modes_store_shared_memory_once(tmp_path: Path, mode: Any) -> None:
             assert torch.equal(other, memory)
 
 
+@pytest.mark.parametrize(("name", "mode"), [("torch", "consolidated"), ("orbax", "consolidated"), ("orbax", "sharded")])
+def test_formats_that_other_tools_read_hold_every_array_whole(tmp_path: Path, name: str, mode: Any) -> None:
+    def make(memory: torch.Tensor, dates: Any) -> State:
+        return {"a": memory[:10], "b": memory[6:], "c": {"x": memory[7:9], "dates": dates, "same": memory[:10]}}
+
+    dates = np.array(["2020-01-01"], "M8[D]")
+    state = make(torch.arange(16.0), dates)
+    with CheckpointManager(tmp_path, format=name, mode=mode) as manager:
+        manager.save(1, state)
+        assert same_content(manager.restore(1).state, state)
+        live = make(torch.zeros(16), np.zeros_like(dates))
+        manager.restore(1, live)
+    assert same_content(live, state)
+
+
 # -- targets that share what the step has apart ------------------------------------------------------------------------
 
 
