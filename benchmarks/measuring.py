@@ -131,6 +131,12 @@ class Goal:
             return None
         return self.measured <= self.target if self.at_most else self.measured >= self.target
 
+    def is_far_off(self, factor: float) -> bool:
+        """Say whether a ratio misses its goal by more than `factor`: no noise then, but a regression."""
+        if self.measured is None or self.unit != "×":
+            return False
+        return self.measured > self.target * factor if self.at_most else self.measured < self.target / factor
+
 
 @dataclass(kw_only=True)
 class Report:

@@ -50,7 +50,7 @@ class Settings:
     def quick(cls) -> Settings:
         """Return the sizes of a run that ends within 45 seconds."""
         return cls(
-            state_bytes=128 << 20, rounds=3, small_leaves=(10_000,), steps=(1_000,), processes=(2,), is_quick=True
+            state_bytes=128 << 20, rounds=2, small_leaves=(10_000,), steps=(1_000,), processes=(2,), is_quick=True
         )
 
 

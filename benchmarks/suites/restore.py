@@ -31,7 +31,8 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
     root.save(state)
     raw_path = workspace.fresh("raw")
     RawFile(num_bytes_of(state)).write(raw_path)
-    peers, absent = available([TorchSave, Safetensors, Dcp, TensorStore, Orbax])
+    kinds: list[type[Peer]] = [TorchSave, Safetensors, Dcp]
+    peers, absent = available(kinds if settings.is_quick else [*kinds, TensorStore, Orbax])
     paths: dict[str, Path] = {}
     for peer in peers:
         paths[peer.name] = workspace.fresh(peer.needs)

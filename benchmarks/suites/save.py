@@ -27,7 +27,8 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
     num_bytes = num_bytes_of(state)
     root = OpenRoot(workspace.fresh("save"))
     raw = RawFile(num_bytes)
-    peers, absent = available([TorchSave, Safetensors, Dcp, TensorStore, Orbax])
+    kinds: list[type[Peer]] = [TorchSave, Safetensors, Dcp, Orbax]
+    peers, absent = available(kinds if settings.is_quick else [*kinds, TensorStore])
     contenders = [
         Contender(name="safepoint", run=lambda: root.save(state), after=root.forget, keeps=KEEPS, num_bytes=num_bytes),
         _raw(raw, workspace, "raw O_DIRECT + fsync", os.O_DIRECT),

@@ -19,6 +19,9 @@ __all__ = ["measure"]
 def measure(settings: Settings, workspace: Workspace) -> Report:
     """Run in a process of its own: an initialised XLA runtime would change the other suites."""
     report = Report(suite="xla")
+    if settings.is_quick:
+        report.notes.append("not measured in a quick run")
+        return report
     if importlib.util.find_spec("torch_xla") is None:
         report.notes.append("torch_xla is not installed")
         return report
