@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.checksum import digest, is_digest
 from safepoint.formats.errors import UnsupportedValueError
-from safepoint.formats.fields import INT64_MAX, Fields, canonical_json, parse_json
+from safepoint.formats.fields import INT64_MAX, Fields, canonical_json, known_json, parse_json
 from safepoint.formats.layout import LAYOUT_VERSION, MODES, SCOPES, Mode, Scope, check_header
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class CommitRecord:
 
 def _check_own_digest(value: dict[str, Any], fields: Fields) -> None:
     rest = {name: item for name, item in value.items() if name != "digest"}
-    if fields.text("digest") != digest(canonical_json(rest)):
+    if fields.text("digest") != digest(known_json(rest).encode("ascii")):
         raise fields.error("does not match its own digest")
 
 

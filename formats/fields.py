@@ -43,6 +43,7 @@ _CONTAINERS = (dict, list, tuple)
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DRIVE = re.compile(r"[A-Za-z]:")
+_MANY_BYTES = 16 << 10
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NO_BRACKETS = bytes(code for code in range(256) if chr(code) not in "[]{}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -115,7 +116,8 @@ def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH)
         )
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{what} is not valid JSON: {error}", path=path) from error
-    if _depth(data) > max_depth:
+    depth = _depth(data) if len(data) > _MANY_BYTES else sum(1 for _ in _levels(value))
+    if depth > max_depth:
         raise CorruptDataError(f"{what} is nested deeper than {max_depth} levels", path=path)
     return value
 

@@ -21,6 +21,7 @@ import errno
 import re
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.commit_record import COMMIT_MAX_BYTES, CommitRecord
@@ -72,6 +73,7 @@ def parse_step(name: str) -> int | None:
     return step if step <= MAX_STEP else None
 
 
+@lru_cache(maxsize=1 << 16)  # a root is looked at again and again
 def parse_name(name: str) -> OwnName | None:
     """Return what a name in the root says, or None when it is not ours."""
     trash = _TRASH.fullmatch(name)
