@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from safepoint.formats.dtypes import ITEM_BYTES
+from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.formats.manifest import JSON, LeafEntry, Node, TreePath, display_path
 from safepoint.manager.leaf_reading import Part, cut, part_bytes, read_parts
 from safepoint.manager.progress import QUIET
@@ -29,6 +29,12 @@ DifferenceKind = Literal["only_a", "only_b", "kind", "value", "dtype", "shape", 
 
 PART_BYTES = 64 << 20
 """How much of each step is in memory at once."""
+
+RUN_ELEMENTS = 1 << 15
+"""How many are compared at once: what stays in the cache, and below what torch would spread over threads."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WIDEST = 8
 
 _OPAQUE = frozenset(
     {
@@ -155,14 +161,24 @@ class _Tally:
 
     def add(self, left: torch.Tensor, right: torch.Tensor, dtype: str) -> None:
         self.num_bytes += left.nbytes
-        changed = _changed(left, right)
-        count = int(changed.sum())
-        if not count:
+        for mine, theirs in zip(_runs(left), _runs(right), strict=True):
+            if torch.equal(mine, theirs):
+                continue
+            changed = mine != theirs
+            changed = changed if changed.ndim == 1 else changed.any(dim=1)
+            count = int(changed.sum())
+            self.num_changed += count
+            # Nearly always all of a leaf changes, and picking costs more than the rest.
+            picked = (mine, theirs) if count == len(changed) else (mine[changed], theirs[changed])
+            self._measure(*picked, dtype)
+
+    def _measure(self, left: torch.Tensor, right: torch.Tensor, dtype: str) -> None:
+        if dtype in _OPAQUE:
             return
-        self.num_changed += count
-        largest = _largest(left.reshape(-1)[changed], right.reshape(-1)[changed], dtype)
-        if largest is not None:
-            self.max_difference = max(largest, self.max_difference or 0.0)
+        wide = torch.complex128 if dtype.startswith("complex") else torch.float64
+        distance = (_as_dtype(left, dtype).to(wide) - _as_dtype(right, dtype).to(wide)).abs()
+        largest = float(distance.max())  # a NaN if any is
+        self.max_difference = max(math.inf if math.isnan(largest) else largest, self.max_difference or 0.0)
 
     def difference(self, path: TreePath) -> Difference:
         return Difference(
@@ -195,15 +211,13 @@ def _place(entry: LeafEntry) -> tuple[int, int]:
     return min(((shard.file, shard.offset) for shard in entry.shards), default=(0, 0))
 
 
-def _changed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return for each element, in C order, whether its bits differ."""
-    size = left.element_size()
-    return (flat_bytes(left).view(-1, size) != flat_bytes(right).view(-1, size)).any(dim=1)
+def _runs(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the elements' bits, run after run: as integers, or as rows of two where no integer is so wide."""
+    data = flat_bytes(tensor)
+    size = tensor.element_size()
+    bits = data.view(torch.int64).view(-1, 2) if size > _WIDEST else data.view(_INTEGERS[size])
+    return bits.split(RUN_ELEMENTS)
 
 
-def _largest(left: torch.Tensor, right: torch.Tensor, dtype: str) -> float | None:
-    if dtype in _OPAQUE:
-        return None
-    wide = torch.complex128 if left.is_complex() else torch.float64
-    distance = (left.to(wide) - right.to(wide)).abs()
-    return float(torch.where(distance.isnan(), torch.inf, distance).max())
+def _as_dtype(bits: torch.Tensor, dtype: str) -> torch.Tensor:
+    return bits.reshape(-1).view(torch_dtype(dtype))

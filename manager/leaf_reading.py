@@ -54,7 +54,9 @@ def read_parts(step: OpenStep, parts: Sequence[Part]) -> list[torch.Tensor]:
     leaves: list[TensorLeaf] = []
     fetches: list[Fetch] = []
     for entry, region in parts:
-        tensor = torch.empty(region.shape, dtype=torch_dtype(entry.dtype))
+        # As bytes first: torch warns of tensors of rare dtypes that it makes itself.
+        memory = torch.empty(part_bytes((entry, region)), dtype=torch.uint8)
+        tensor = memory.view(torch_dtype(entry.dtype)).reshape(region.shape)
         spec = ArraySpec(dtype=entry.dtype, shape=entry.shape, regions=(region,), kind="tensor")
         leaf = TensorLeaf(spec, display_path(entry.path), [Piece(region, tensor)])
         tensors.append(tensor)

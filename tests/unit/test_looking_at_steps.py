@@ -75,15 +75,9 @@ def test_parts_are_read_from_all_the_shards_that_hold_them(tmp_path: Path) -> No
 def of_every_dtype(byte: int) -> dict[str, torch.Tensor]:
     raw = torch.arange(64, dtype=torch.uint8).reshape(2, 32)
     raw[1, 5] = byte
-    made = {}
-    for name in ITEM_BYTES:
-        dtype = getattr(torch, name, None)
-        if dtype is not None and name not in (
-            "bool",
-            *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-        ):
-            made[name] = raw.view(dtype)
-    return made | {"bool": raw > byte - 1}
+    narrow = {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
+    names = (name for name in ITEM_BYTES if hasattr(torch, name) and name not in narrow | {"bool"})
+    return {name: raw.clone().view(getattr(torch, name)) for name in names} | {"bool": (raw & 1).bool()}
 
 
 def test_values_of_every_dtype_are_compared_by_their_bits(tmp_path: Path) -> None:
