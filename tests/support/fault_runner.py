@@ -18,8 +18,11 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from safepoint.manager.coordination import distributed
 
 from support.fault_scenarios import SCENARIOS, Report, check_aftermath, operate, prepare
 from support.fault_trigger import Trigger, install
@@ -81,13 +84,16 @@ class Workshop:
     def __init__(self, directory: Path, *, count: int = COUNT) -> None:
         self._directory = directory
         self._count = count
+        self._calls: dict[str, list[list[str]]] = {}
         self._points = 0
 
     def count_calls(self, scenario: str) -> list[list[str]]:
         """Return the calls that each process makes without a fault."""
-        verdict = self.run(Point(scenario=scenario, kind="EIO", process=0, at=0))
-        assert not verdict.problems, verdict
-        return [verdict.reports[process]["calls"] for process in range(self._count)]
+        if scenario not in self._calls:
+            verdict = self.run(Point(scenario=scenario, kind="EIO", process=0, at=0))
+            assert not verdict.problems, verdict
+            self._calls[scenario] = [verdict.reports[process]["calls"] for process in range(self._count)]
+        return self._calls[scenario]
 
     def run(self, point: Point) -> Verdict:
         """Run one point."""
@@ -262,6 +268,7 @@ def _fork(work: Callable[[int], None], rank: int, directory: Path, count: int) -
         return pid
     status = 1
     try:
+        _forget_exit_handlers()
         _quiet(directory, rank)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), RES_OPTIONS=NO_LOOKUPS)
         with contextlib.suppress(SystemExit):
@@ -273,6 +280,14 @@ def _fork(work: Callable[[int], None], rank: int, directory: Path, count: int) -
         (directory / f"traceback{rank}").write_text(traceback.format_exc())
     finally:
         os._exit(status)
+
+
+def _forget_exit_handlers() -> None:
+    """Keep a child that leaves from cleaning up what its parent made, such as temporary directories."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    atexit.register(distributed._close_all)
 
 
 def _quiet(directory: Path, rank: int) -> None:
