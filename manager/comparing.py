@@ -216,7 +216,7 @@ def _runs(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     data = flat_bytes(tensor)
     size = tensor.element_size()
     bits = data.view(torch.int64).view(-1, 2) if size > _WIDEST else data.view(_INTEGERS[size])
-    return bits.split(RUN_ELEMENTS)
+    return torch.split(bits, RUN_ELEMENTS)
 
 
 def _as_dtype(bits: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -122,7 +122,9 @@ def _content(root: Path) -> Iterator[Finding]:
         yield Finding(name="root", level="problem", text=str(error))
         return
     counts = {"steps": len(shown.steps), "problems": len(shown.problems)}
-    text = f"{counts['steps']} steps" + (f", and {counts['problems']} that cannot be read" if shown.problems else "")
+    text = f"{counts['steps']} committed" + (
+        f", and {counts['problems']} that cannot be read" if shown.problems else ""
+    )
     yield Finding(name="root", level="problem" if shown.problems else "ok", text=text, data=counts)
     if holder is None:
         yield Finding(name="owner", level="ok", text="nobody")

@@ -5,6 +5,7 @@ What is read is verified as it passes, as in a restore. Knows nothing of live st
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from safepoint.manager.step_paths import OpenStep
 
 __all__ = ["Part", "cut", "find_node", "parse_slice", "part_bytes", "read_parts", "whole_spec"]
+
+_MAX_ALIKE = 10_000
+"""Among how many names those are looked for that are nearly the one asked for."""
 
 Part = tuple[LeafEntry, Region]
 """A region of a stored leaf."""
@@ -119,8 +123,9 @@ def find_node(manifest: Manifest, name: str) -> tuple[TreePath, Node]:
 
 def _near(manifest: Manifest, name: str) -> list[str]:
     last = name.rpartition(".")[2]
-    shown = (display_path(leaf.path) for leaf in manifest.leaves)
-    return [text for text in shown if text.startswith(name) or text.endswith(f".{last}")][:3]
+    shown = [display_path(leaf.path) for leaf in manifest.leaves]
+    alike = difflib.get_close_matches(name, shown[:_MAX_ALIKE])
+    return alike or [text for text in shown if text.startswith(name) or text.endswith(f".{last}")][:3]
 
 
 def parse_slice(text: str, shape: Sequence[int]) -> Region:

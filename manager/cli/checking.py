@@ -54,6 +54,7 @@ def doctor_command(
         return PROBLEM if failed else None
     table = new_table("", "", "")
     table.show_header = False
+    table.columns[0].min_width = max(map(len, _STYLES))
     for one in findings:
         table.add_row(Text(one.level, style=_STYLES[one.level]), one.name, safe(one.text))
     print_table(table)

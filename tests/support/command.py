@@ -72,8 +72,11 @@ def save_steps(root: Path, *steps: int, **options: Any) -> None:
             manager.save(step, example_state(step), metrics={"loss": 1 / (step + 1)})
 
 
-def commit_sharded(root: Path, step: int, state: Mapping[str, Any], *, process_count: int = 2) -> None:
-    """Commit a step whose leaves are cut by rows, a part a process, as so many processes would have."""
+def commit_sharded(root: Path, step: int, state: Mapping[str, Any], *, process_count: int = 2, **fields: Any) -> None:
+    """Commit a step whose leaves are cut by rows, a part a process, as so many processes would have.
+
+    `fields` are of its commit record.
+    """
     storage = LocalStorage(root)
     committer = Committer(storage)
     attempt = secrets.token_hex(8)
@@ -109,7 +112,6 @@ def commit_sharded(root: Path, step: int, state: Mapping[str, Any], *, process_c
             step=step,
             sequence=committer.next_sequence(),
             attempt=attempt,
-            run="run",
             mode="sharded",
             format="safetensors",
             num_bytes=sum(file.num_bytes for file in manifest.files),
@@ -117,7 +119,7 @@ def commit_sharded(root: Path, step: int, state: Mapping[str, Any], *, process_c
             process_count=process_count,
             manifest_bytes=num_bytes,
             manifest_digest=digest,
-            created="2026-01-01T00:00:00Z",
+            **({"created": "2026-01-01T00:00:00Z", "run": "run"} | fields),
         )
     )
 
