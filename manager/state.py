@@ -51,9 +51,9 @@ class FlatState:
 
 
 def flatten(
-    state: Mapping[str, Any], *, process_index: int, process_count: int, share: Share = store_once
+    state: Mapping[str, Any] | FlatState, *, process_index: int, process_count: int, share: Share = store_once
 ) -> FlatState:
-    """Return the tree of a state, with references to its live arrays.
+    """Return the tree of a state, with references to its live arrays; one that is flat already as it is.
 
     Called by: every process, after the devices are synchronised, since a lazy tensor's sharding is unknown before.
 
@@ -67,6 +67,8 @@ def flatten(
         InvalidArgumentError: `state` is no mapping with str keys.
         UnsupportedValueError: something in it cannot be kept exactly; names the path, the type and a way out.
     """
+    if isinstance(state, FlatState):
+        return state
     check_items(state)
     flattener = _Flattener(process_index, process_count)
     flattener.add_root(state)
@@ -139,6 +141,9 @@ class _Flattener:
             self._add_value(path, value)
         elif isinstance(value, (torch.Tensor, np.ndarray)):
             self._add_array(path, value, owner)
+        elif isinstance(value, ArrayLeaf):  # not in memory: it is read while it is saved (`opened`)
+            self.flat.nodes[path] = Node(kind="array")
+            self.flat.arrays[path] = value
         else:
             self._add_inner(path, value)
 

@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         f"{MANAGER}.rng",
         DEMO_TRAINING,
     ),
-    "torch.distributed": (COORDINATION, ADAPTERS, DEMO_TRAINING),
+    "torch.distributed": (COORDINATION, ADAPTERS, "safepoint.formats.foreign.dcp_writing", DEMO_TRAINING),
     "jax": (),
     "orbax": (),
     "pickle": (),
