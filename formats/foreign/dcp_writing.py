@@ -27,8 +27,10 @@ def write_dcp(checkpoint: ForeignCheckpoint, path: str) -> None:
     Raises:
         StorageError: torch's writer failed.
     """
-    from torch.distributed import checkpoint as dcp  # noqa: PLC0415
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: PLC0415
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
+    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
     arrays: dict[int, ForeignArray] = {}
 
@@ -45,13 +47,13 @@ def write_dcp(checkpoint: ForeignCheckpoint, path: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is")
         try:
-            dcp.save(
+            save(
                 tree if isinstance(tree, dict) else {"state": tree},
-                storage_writer=dcp.FileSystemWriter(path, single_file_per_rank=True, thread_count=1),
+                storage_writer=FileSystemWriter(path, single_file_per_rank=True, thread_count=1),
                 planner=Planner(dedup_save_to_lowest_rank=True),
                 no_dist=True,
             )
-        except dcp.api.CheckpointException as error:  # which derives from BaseException
+        except CheckpointException as error:  # which derives from BaseException
             raise StorageError(f"torch.distributed.checkpoint failed: {error}", path=path) from error
 
 

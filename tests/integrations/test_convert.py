@@ -107,6 +107,7 @@ def test_what_is_there_is_not_replaced_and_what_is_not_there_is_named(tmp_path: 
         export_huggingface(tmp_path / "a", tmp_path / "hf")
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_what_others_wrote_becomes_a_step(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(5.0), "n": [1, (2, "x")]}, tmp_path / "x.pt")
     save_file({"v": torch.ones(2)}, tmp_path / "y.safetensors")
