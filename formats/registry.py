@@ -1,7 +1,7 @@
 """The file formats by name: those of safepoint, and those that installed packages register.
 
-A package registers a format by an entry point of the group `safepoint.formats`, which names an object that is a `Format`.
-Only a name that the user gives is looked up, and only among what is installed; restoring looks up nothing.
+A package registers a format by an entry point of the group `safepoint.formats`, which names an object that is a
+`Format`. Only a name that the user gives is looked up, among what is installed; restoring looks up nothing.
 """
 
 from __future__ import annotations

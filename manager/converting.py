@@ -55,6 +55,8 @@ def convert(
         RootInUseError: another manager saves to the root.
     """
     opened = open_checkpoint(source, step=step)
+    if format != "safetensors":
+        opened.check_whole_arrays()
     number = to_step if to_step is not None else opened.step or 0
     with CheckpointManager(root, format=format, mode=mode) as manager:
         result = manager.save(number, cast("Any", opened.state), metrics=opened.metrics, force=True, on_exists="error")
@@ -89,7 +91,7 @@ def export_huggingface(
         InvalidArgumentError: there is no such item, or the directory is there.
         UnsupportedValueError: a dtype that safetensors does not have.
     """
-    checkpoint = open_checkpoint(source, step=step).checkpoint
+    checkpoint = _open_whole(source, step)
     tree = _item_of(checkpoint, item)
     return _into_new(directory, lambda path: write_huggingface(tree, checkpoint, path, max_file_bytes=max_file_bytes))
 
@@ -110,8 +112,14 @@ def export_dcp(
     Raises:
         InvalidArgumentError: the directory is there.
     """
-    checkpoint = open_checkpoint(source, step=step).checkpoint
+    checkpoint = _open_whole(source, step)
     return _into_new(directory, lambda path: write_dcp(checkpoint, path))
+
+
+def _open_whole(source: str | os.PathLike[str], step: int | None) -> ForeignCheckpoint:
+    opened = open_checkpoint(source, step=step)
+    opened.check_whole_arrays()
+    return opened.checkpoint
 
 
 def _item_of(checkpoint: ForeignCheckpoint, item: str | None) -> Any:

@@ -19,8 +19,9 @@ from safepoint.formats.foreign.opening import open_foreign
 from safepoint.formats.layout import COMMIT_NAME
 from safepoint.formats.region import Region
 from safepoint.formats.storage import LocalStorage
+from safepoint.formats.tree import display_path
 from safepoint.manager.adapters import ArrayLeaf, ArraySpec
-from safepoint.manager.errors import InvalidArgumentError, StepNotFoundError
+from safepoint.manager.errors import InvalidArgumentError, StepNotFoundError, UnsupportedValueError
 from safepoint.manager.fetching import Fetch, fetch_leaves
 from safepoint.manager.outline import outline_state
 from safepoint.manager.planner import plan_restore
@@ -54,6 +55,21 @@ class Opened:
     state: FlatState
     step: int | None
     metrics: Mapping[str, float]
+
+    def check_whole_arrays(self) -> None:
+        """Check that every array is stored as itself, as other tools need it.
+
+        Raises:
+            UnsupportedValueError: one is kept as a view of memory that it shares with others.
+        """
+        for at, node in self.state.nodes.items():
+            if node.kind == "view":
+                raise UnsupportedValueError(
+                    "this array is stored as a view of memory that it shares with others, which only the format "
+                    "safetensors of safepoint keeps",
+                    leaf=display_path(at),
+                    hint="Restore the step and save the state in the other format.",
+                )
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, step: int | None = None) -> Opened:
@@ -95,8 +111,12 @@ def _open_step(root: str, step: int | None) -> Opened:
     manifest = reader.load_manifest(found)
     reader.check_files(found, manifest)
     arrays = {entry.path: _StepArray(storage, found.prefix, manifest, entry) for entry in manifest.leaves}
+    has_views = any(node.kind == "view" for node in manifest.structure.values())
     checkpoint = ForeignCheckpoint(
-        kind=OWN_KIND, location=f"{root}/{found.prefix}", tree=outline_state(manifest.structure), arrays=dict(arrays)
+        kind=OWN_KIND,
+        location=f"{root}/{found.prefix}",
+        tree={} if has_views else outline_state(manifest.structure),  # a view is no array of its own
+        arrays=dict(arrays),
     )
     leaves: dict[Any, ArrayLeaf] = {at: _SourceLeaf(array, ".".join(map(str, at))) for at, array in arrays.items()}
     return Opened(

@@ -12,7 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from safepoint.manager import CheckpointManager
 from safepoint.manager.converting import convert, export_dcp, export_huggingface
-from safepoint.manager.errors import CorruptDataError, InvalidArgumentError, StepExistsError, StepNotFoundError
+from safepoint.manager.errors import (
+    CorruptDataError,
+    InvalidArgumentError,
+    StepExistsError,
+    StepNotFoundError,
+    UnsupportedValueError,
+)
 
 from support.orbax_process import digest_of, needs_orbax, run_orbax
 from support.sharded_states import LEAVES, expected, make_state
@@ -92,6 +98,24 @@ def test_damage_in_the_source_is_found_and_nothing_is_committed(tmp_path: Path) 
         convert(tmp_path / "a", tmp_path / "b")
     with CheckpointManager(tmp_path / "b") as manager:
         assert manager.latest_step() is None
+
+
+def test_views_of_shared_memory_are_refused_where_they_cannot_be_kept(tmp_path: Path) -> None:
+    whole = torch.arange(12.0)
+    with CheckpointManager(tmp_path / "a") as manager:
+        manager.save(1, {"x": {"whole": whole, "part": whole[2:5]}})
+    convert(tmp_path / "a", tmp_path / "same")
+    with CheckpointManager(tmp_path / "same") as manager:
+        back = manager.restore(1).state
+    assert back is not None
+    assert torch.equal(back["x"]["part"], whole[2:5])
+    for export in (
+        lambda: convert(tmp_path / "a", tmp_path / "b", format="torch"),
+        lambda: export_dcp(tmp_path / "a", tmp_path / "dcp"),
+        lambda: export_huggingface(tmp_path / "a", tmp_path / "hf", item="x"),
+    ):
+        with pytest.raises(UnsupportedValueError, match="view of memory"):
+            export()
 
 
 def test_what_is_there_is_not_replaced_and_what_is_not_there_is_named(tmp_path: Path) -> None:

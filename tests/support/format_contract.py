@@ -31,12 +31,12 @@ def leaves(parts: int) -> list[LeafParts]:
     """Return leaves whose first dimension is cut as torch cuts it over some processes."""
     made = []
     for name, (dtype, shape) in SHAPES.items():
-        size = -(-shape[0] // parts) if shape else 0
-        starts = range(0, shape[0], size) if size else [0]
-        regions = [
-            Region((start, *[0] * (len(shape) - 1)), (min(size, shape[0] - start), *shape[1:])) for start in starts
-        ]
-        cut = tuple(regions) if shape and size else (Region.whole(shape),)
+        cut: tuple[Region, ...] = (Region.whole(shape),)
+        if shape and shape[0]:
+            size = -(-shape[0] // parts)
+            starts = range(0, shape[0], size)
+            rest = [0] * (len(shape) - 1)
+            cut = tuple(Region((start, *rest), (min(size, shape[0] - start), *shape[1:])) for start in starts)
         made.append(LeafParts(path=("item", name), dtype=dtype, shape=shape, regions=cut))
     return made
 
