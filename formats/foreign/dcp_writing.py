@@ -46,6 +46,7 @@ def write_dcp(checkpoint: ForeignCheckpoint, path: str) -> None:
     tree = _planned(checkpoint.tree, checkpoint, arrays, kept)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is")
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # torch 2.9's own writer uses it
         try:
             save(
                 tree if isinstance(tree, dict) else {"state": tree},

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from support.process_pool import ProcessPool
 
+pytestmark = [  # the peer's own
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
 FORMATS = ["safetensors", "orbax", "torch"]
 
 
@@ -131,7 +135,6 @@ def test_what_is_there_is_not_replaced_and_what_is_not_there_is_named(tmp_path: 
         export_huggingface(tmp_path / "a", tmp_path / "hf")
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_what_others_wrote_becomes_a_step(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(5.0), "n": [1, (2, "x")]}, tmp_path / "x.pt")
     save_file({"v": torch.ones(2)}, tmp_path / "y.safetensors")
@@ -179,7 +182,6 @@ def test_hugging_face_files_hold_each_weight_once(tmp_path: Path, max_file_bytes
         assert index["metadata"]["total_size"] == sum(value.nbytes for value in wanted.values())
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("file_format", ["safetensors", "orbax"])
 def test_dcp_loads_what_was_exported(tmp_path: Path, file_format: str) -> None:
     state = saved(tmp_path / "a", file_format)

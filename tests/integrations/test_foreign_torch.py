@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from support.process_pool import ProcessPool
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+pytestmark = [  # the peer's own
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
 
 
 class Evil:
