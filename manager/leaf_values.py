@@ -14,7 +14,7 @@ from safepoint.formats.manifest import LeafEntry, Node, TreePath, display_path
 from safepoint.formats.region import Region
 from safepoint.manager.errors import CorruptDataError, InvalidArgumentError
 from safepoint.manager.leaf_reading import find_node, parse_slice, read_parts
-from safepoint.manager.nodes import alias_path, base_data, node_data
+from safepoint.manager.nodes import ARRAYS, alias_path, base_data, node_data
 from safepoint.manager.numpy_arrays import as_numpy, is_numpy, with_dtype
 from safepoint.manager.values import decode_value
 from safepoint.manager.windows import Window, open_window
@@ -32,8 +32,6 @@ _WIDER = {
     **{f"float8_{kind}": torch.float32 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }
 """Dtypes that numpy lacks, and the next wider one that holds each of their values."""
-
-_ARRAYS = ("array", "alias", "view")
 
 
 def plain_value(node: Node) -> Any:
@@ -65,7 +63,7 @@ def read_leaf(step: OpenStep, name: str, *, picked: str = "") -> Any:
         if picked:
             raise InvalidArgumentError(f"{name} is a plain value: there is nothing to slice", step=step.step)
         return plain_value(node)
-    if node.kind not in _ARRAYS:
+    if node.kind not in ARRAYS:
         raise InvalidArgumentError(
             f"{name} is a {node.kind}, not a leaf", step=step.step, hint="`safepoint show` lists the leaves."
         )

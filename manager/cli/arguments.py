@@ -11,6 +11,7 @@ import typer
 
 from safepoint.formats.manifest import display_path
 from safepoint.manager.errors import CheckpointError, InvalidArgumentError
+from safepoint.manager.nodes import ARRAYS
 from safepoint.manager.policies import KeepBest, KeepEvery, KeepLast, Policy
 from safepoint.manager.step_paths import StepPath, open_step, parse_step_path
 
@@ -38,7 +39,8 @@ def _leaf_names(ctx: typer.Context, incomplete: str) -> list[str]:
         step = open_step(ctx.params["step"])
     except (CheckpointError, KeyError, TypeError):
         return []
-    names = (display_path(path) for path, node in step.manifest.structure.items() if node.kind in ("array", "value"))
+    leaves = (path for path, node in step.manifest.structure.items() if node.kind in (*ARRAYS, "value"))
+    names = map(display_path, leaves)
     return [name for name in names if name.startswith(incomplete)]
 
 

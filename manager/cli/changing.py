@@ -146,7 +146,8 @@ def rm_command(step: Step, *, yes: Yes = False, as_json: AsJson = False) -> int 
 def _ask(question: str) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidArgumentError("nobody can be asked here", hint="Say --yes to delete without being asked.")
-    typer.confirm(safe(question), abort=True)
+    if not typer.confirm(safe(question)):
+        raise KeyboardInterrupt
 
 
 def _tell_remaining(names: Sequence[str]) -> None:
