@@ -27,6 +27,7 @@ def main(directory: Path, state_bytes: int, rounds: int) -> None:
     import torch_xla
 
     from safepoint.manager.adapters import prefetch, wrap_array
+    from safepoint.manager.sources import batches, region_bytes
 
     device = torch_xla.device()
     host = transformer_state(state_bytes)
@@ -36,9 +37,10 @@ def main(directory: Path, state_bytes: int, rounds: int) -> None:
 
     def batched() -> None:
         leaves = [leaf for name, tensor in state.items() if (leaf := wrap_array(tensor, (name,))) is not None]
-        prefetch(leaves)
-        for leaf in leaves:
-            leaf.read(leaf.spec.regions[0])
+        for batch in batches(leaves, lambda leaf: region_bytes(leaf.spec, leaf.spec.regions[0])):
+            prefetch(batch)
+            for leaf in batch:
+                leaf.read(leaf.spec.regions[0])
 
     def one_by_one() -> None:
         for tensor in state.values():
