@@ -306,7 +306,7 @@ class CheckpointManager:
         return committed[-1].record.step if committed else None
 
     def verify(self, step: int | None = None) -> list[CheckpointError]:
-        """Read every byte of a step, or of all, and return what is wrong: an error for each file. Local: meets nobody."""
+        """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody."""
         self._check_open()
         return self._session.committer.verify(None if step is None else check_step(step))
 

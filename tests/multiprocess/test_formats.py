@@ -33,7 +33,9 @@ def restore_case(_rank: int, root: str, file_format: str, mesh: tuple[int, ...])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize(("file_format", "mode"), [("torch", "consolidated"), ("orbax", "consolidated"), ("orbax", "sharded")])
+@pytest.mark.parametrize(
+    ("file_format", "mode"), [("torch", "consolidated"), ("orbax", "consolidated"), ("orbax", "sharded")]
+)
 def test_what_some_processes_saved_any_other_number_restores(
     process_pool: ProcessPool, tmp_path: Path, file_format: str, mode: str, count: int
 ) -> None:
