@@ -273,9 +273,9 @@ def own_half(rank: int, count: int) -> None:
     On several hosts each would. Here every process has a mesh of its own over the whole of it, so the test assigns
     the regions; everything after that is real.
     """
-    from safepoint.manager import saving
+    from safepoint.manager import planning
 
-    flatten = saving.flatten
+    flatten = planning.flatten
 
     def flatten_own(*args: Any, **kwargs: Any) -> Any:
         flat = flatten(*args, **kwargs)
@@ -284,7 +284,7 @@ def own_half(rank: int, count: int) -> None:
                 leaf.spec = replace(leaf.spec, regions=leaf.spec.regions[rank::count])
         return flat
 
-    saving.flatten = flatten_own
+    planning.flatten = flatten_own
 
 
 def case_order(root: str, rank: str, count: str, port: str) -> Any:
