@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
     from safepoint.formats.tree import JSON
 
-__all__ = ["COMMIT_MAX_BYTES", "CommitRecord"]
+__all__ = ["COMMIT_MAX_BYTES", "METRICS_MAX_BYTES", "CommitRecord"]
 
 COMMIT_MAX_BYTES = 1 << 20
 """A larger file is no commit record; ours are below 4 KiB unless a user adds many metrics."""
+
+METRICS_MAX_BYTES = COMMIT_MAX_BYTES // 2
+"""What metrics may take of it, as JSON; the rest is far more than everything else needs."""
 
 _KIND = "safepoint-commit"
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

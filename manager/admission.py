@@ -172,7 +172,7 @@ def admit(
         if action == "skip":
             return Admission(skip_reason="the step is committed already")
         if action == "error":
-            raise _step_exists(existing)
+            raise _step_exists(existing, lineage, options.root)
     return Admission(sequence=max(request.next_sequence for request in requests))
 
 
@@ -181,12 +181,20 @@ def find_step(committer: Committer, step: int) -> CommittedStep | None:
     return next((item for item in committer.list_steps() if item.record.step == step), None)
 
 
-def _step_exists(existing: CommittedStep) -> StepExistsError:
+def _step_exists(existing: CommittedStep, lineage: Lineage, root: str) -> StepExistsError:
     record = existing.record
+    if record.attempt in lineage.committed:
+        who, hint = (
+            "this run",
+            'Save with on_exists="auto" or "skip" to leave it as it is, "replace" to write it again.',
+        )
+    else:
+        who = f"another run ({record.run})"
+        hint = 'Restore from it first, save with on_exists="replace" or "skip", or use another root for another run.'
     return StepExistsError(
-        f"step {record.step} was committed by another run ({record.run}) on {record.created}",
+        f"step {record.step} was committed by {who} on {record.created}",
         step=record.step,
-        path=existing.prefix,
+        path=f"{root}/{existing.prefix}",
         outcome="not_committed",
-        hint='Restore from it first, save with on_exists="replace" or "skip", or use another root for another run.',
+        hint=hint,
     )

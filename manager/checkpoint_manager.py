@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from safepoint.manager.background import BackgroundSave
 from safepoint.manager.coordination import detect_coordinator
-from safepoint.manager.errors import AsyncSaveError, InvalidArgumentError
+from safepoint.manager.errors import AsyncSaveError, CheckpointError, InvalidArgumentError
 from safepoint.manager.host_tensors import HostMemory
+from safepoint.manager.one_at_a_time import OneAtATime, one_at_a_time
 from safepoint.manager.options import (
     CheckReplicas,
     RequestedMode,
@@ -23,7 +24,7 @@ from safepoint.manager.options import (
 )
 from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
 from safepoint.manager.preemption import Preemption
-from safepoint.manager.restoring import RestoreOperation
+from safepoint.manager.restoring import Latest, RestoreOperation
 from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.retention import RetentionWorker
 from safepoint.manager.saving import SaveOperation
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from safepoint.manager.adapting import Adaptation
-    from safepoint.manager.commit import CommittedStep
-    from safepoint.manager.errors import CheckpointError
 
 __all__ = ["CheckpointManager"]
 
@@ -108,6 +107,7 @@ class CheckpointManager:
             check_replicas=check_replicas,
         )
         self._options = options
+        self._turn = OneAtATime()
         self._coordinator = detect_coordinator(store=store, deadline_secs=options.deadline_secs)
         try:
             self._session = open_session(options, self._coordinator)
@@ -122,6 +122,7 @@ class CheckpointManager:
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
+    @one_at_a_time
     def save(
         self,
         step: int,
@@ -197,6 +198,7 @@ class CheckpointManager:
             self._in_flight = BackgroundSave(operation, self._coordinator.background())
         return operation.result(blocked_secs=time.monotonic() - started)
 
+    @one_at_a_time
     def wait(self) -> None:
         """Wait for the save in flight, if there is one. Called by all processes.
 
@@ -244,7 +246,7 @@ class CheckpointManager:
             StructureMismatchError: target and step differ; lists every difference. Nothing was changed.
         """
         return self._restore(
-            RestoreOperation(session=self._session, step=None, into=into, items=items, keys=keys, adapt=adapt)
+            RestoreOperation(session=self._session, step=Latest.STEP, into=into, items=items, keys=keys, adapt=adapt)
         )
 
     def restore(
@@ -283,6 +285,7 @@ class CheckpointManager:
             raise RuntimeError("an explicit step is restored or refused")
         return result
 
+    @one_at_a_time
     def _restore(self, operation: RestoreOperation) -> RestoreResult | None:
         self._check_open()
         self._wait_in_flight()
@@ -297,21 +300,17 @@ class CheckpointManager:
             StorageError: the root cannot be listed.
         """
         self._check_open()
-        return [item.info for item in self._committed()]
+        return [item.info for item in self._session.committer.list_steps()]
 
     def latest_step(self) -> int | None:
         """Return the step committed last, None if there is none. Local: meets nobody."""
-        self._check_open()
-        committed = self._committed()
-        return committed[-1].record.step if committed else None
+        steps = self.steps()
+        return steps[-1].step if steps else None
 
     def verify(self, step: int | None = None) -> list[CheckpointError]:
         """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody."""
         self._check_open()
         return self._session.committer.verify(None if step is None else check_step(step))
-
-    def _committed(self) -> list[CommittedStep]:
-        return list(self._session.committer.list_steps())
 
     @property
     def root(self) -> str:
@@ -320,6 +319,7 @@ class CheckpointManager:
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
+    @one_at_a_time
     def preemption(self, *, signals: Collection[int] = (signal.SIGTERM,), deadline_secs: float = 15.0) -> Preemption:
         """Let a signal to any one process stop the loops of all of them at one step. Called by all processes.
 
@@ -357,6 +357,7 @@ class CheckpointManager:
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
+    @one_at_a_time
     def close(self) -> None:
         """Wait for the save in flight, finish deletions, let go of the root. Idempotent. Called by all processes.
 
@@ -386,7 +387,7 @@ class CheckpointManager:
             return
         try:
             self.close()
-        except AsyncSaveError as failed:
+        except CheckpointError as failed:
             error.add_note(f"While closing the checkpoint manager: {failed}")
 
     def _check_open(self) -> None:

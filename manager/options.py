@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from safepoint.formats.commit_record import METRICS_MAX_BYTES
+from safepoint.formats.fields import canonical_json
 from safepoint.formats.registry import get_format
 from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.policies import KeepAll, OnExists, Policy
@@ -53,9 +55,10 @@ class ManagerOptions:
             )
         if not _is_int(self.save_every) or self.save_every < 1:
             raise InvalidArgumentError(f"save_every must be an int of at least 1, got {self.save_every!r}")
-        secs: object = self.deadline_secs
-        if not isinstance(secs, int | float) or isinstance(secs, bool) or not math.isfinite(secs) or secs <= 0:
-            raise InvalidArgumentError(f"deadline_secs must be a positive, finite number of seconds, got {secs!r}")
+        if not _is_duration(self.deadline_secs):
+            raise InvalidArgumentError(
+                f"deadline_secs must be a positive, finite number of seconds, got {self.deadline_secs!r}"
+            )
         check_choice("mode", self.mode, get_args(RequestedMode))
         check_choice("root_scope", self.root_scope, get_args(RootScope))
         check_choice("check_replicas", self.check_replicas, get_args(CheckReplicas))
@@ -87,8 +90,9 @@ class ManagerOptions:
 
 def make_options(root: str | os.PathLike[str], *, keep: Policy | None, **choices: Any) -> ManagerOptions:
     """Return checked options; `keep=None` keeps every step."""
-    text: object = os.fspath(root)
-    if not isinstance(text, str) or not text:
+    given: object = root
+    text: object = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidArgumentError(f"root must be a non-empty path, got {root!r}")
     if "://" in text:
         raise InvalidArgumentError(
@@ -96,6 +100,15 @@ def make_options(root: str | os.PathLike[str], *, keep: Policy | None, **choices
             hint="Mount the bucket, or give a local or network path.",
         )
     return ManagerOptions(root=os.path.abspath(text), keep=KeepAll() if keep is None else keep, **choices)
+
+
+def _is_duration(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value) and value > 0
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 def _is_int(value: object) -> bool:
@@ -138,18 +151,33 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     """Return metrics as floats by name.
 
     Raises:
-        InvalidArgumentError: a name is not a string, or a value is not a number.
+        InvalidArgumentError: a name is not a string, a value is not a number, or there are so many that the
+            step's record would hold more of them than a listing reads.
     """
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         raise InvalidArgumentError(f"metrics are numbers by name, got {type(metrics).__name__}")
     checked: dict[str, float] = {}
-    for name, value in metrics.items():
+    given: Mapping[Any, object] = metrics
+    for name, value in given.items():
         if not isinstance(name, str):
             raise InvalidArgumentError(f"the name of a metric is a string, got {name!r}")
-        try:
-            checked[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise InvalidArgumentError(f"metric {name!r} is not one number: {type(value).__name__}") from None
+        checked[name] = _as_float(name, value)
+    num_bytes = len(canonical_json({name: repr(value) for name, value in checked.items()}))
+    if num_bytes > METRICS_MAX_BYTES:
+        raise InvalidArgumentError(
+            f"the metrics take {num_bytes} bytes of the step's record, and may take {METRICS_MAX_BYTES}",
+            hint="Give those that policies and people choose steps by; keep others in the state.",
+        )
     return checked
+
+
+def _as_float(name: str, value: Any) -> float:
+    detach = getattr(value, "detach", None)
+    try:
+        if isinstance(value, str | bytes | bytearray):  # which float() would read
+            raise TypeError
+        return float(value if detach is None else detach())  # a loss still has its graph, which torch would warn of
+    except Exception:  # noqa: BLE001 - whatever the conversion of somebody's type raises
+        raise InvalidArgumentError(f"metric {name[:80]!r} is not one number: {type(value).__name__}") from None

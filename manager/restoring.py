@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from safepoint.manager.adapters import wrap_array
@@ -47,11 +48,17 @@ if TYPE_CHECKING:
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.session import Session
 
-__all__ = ["RestoreOperation"]
+__all__ = ["Latest", "RestoreOperation"]
 
 logger = logging.getLogger("safepoint")
 
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
+
+
+class Latest(Enum):
+    """In place of a step: the one committed last. None is no step, as where nothing was committed yet."""
+
+    STEP = "latest"
 
 
 @dataclass(kw_only=True)
@@ -60,7 +67,7 @@ class RestoreOperation:
 
     Attributes:
         session: the open manager.
-        step: the step asked for; None for the latest.
+        step: the step asked for.
         into: the target; None returns host tensors.
         items: top-level keys to restore; None for all.
         keys: patterns of dotted paths to restore; None for all.
@@ -69,7 +76,7 @@ class RestoreOperation:
     """
 
     session: Session
-    step: int | None
+    step: int | Latest
     into: Mapping[str, Any] | None
     items: Collection[str] | None = None
     keys: Collection[str] | None = None
@@ -106,7 +113,7 @@ class RestoreOperation:
                 self._target_modified = False
                 return self._apply(prepared)
             self._target_modified |= isinstance(error, CorruptDataError) and bool(error.target_modified)
-            if self.step is not None:
+            if not isinstance(self.step, Latest):
                 raise error
             self._pass_over(chosen, error)
 
@@ -123,7 +130,7 @@ class RestoreOperation:
 
         def look() -> bytes:
             session.coordinator.sync_devices()
-            step = None if self.step is None else check_step(self.step)
+            step = None if isinstance(self.step, Latest) else check_step(self.step)
             offer = own_offer(session.committer) if session.owns_root else Offer()
             return json.dumps({"step": step, "root": "" if private else options.root, **offer.to_json()}).encode()
 
@@ -143,7 +150,7 @@ class RestoreOperation:
 
         answer = run_together(session.coordinator, "restore-choose", options.deadline_secs, look, decide)
         choice, problems = json.loads(answer)
-        if choice is not None and self.step is None:
+        if choice is not None and isinstance(self.step, Latest):
             for problem in problems:
                 if problem not in self._problems:
                     logger.warning("passing over what should be a step: %s", problem)

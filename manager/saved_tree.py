@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -69,14 +70,10 @@ class Selection:
         """Return the selection that a caller asked for.
 
         Raises:
-            InvalidArgumentError: a text where a collection of texts is wanted.
+            InvalidArgumentError: it is no collection of texts, but one text, say.
         """
-        for name, value in (("items", items), ("keys", keys)):
-            if isinstance(value, (str, bytes)):
-                raise InvalidArgumentError(f"{name} is a collection of texts, not one text", hint=f"{name}=[{value!r}]")
-        return cls(
-            items=None if items is None else frozenset(items), keys=None if keys is None else tuple(dict.fromkeys(keys))
-        )
+        texts = {name: _texts(name, value) for name, value in (("items", items), ("keys", keys)) if value is not None}
+        return cls(items=frozenset(texts["items"]) if "items" in texts else None, keys=texts.get("keys"))
 
     @property
     def is_everything(self) -> bool:
@@ -91,6 +88,15 @@ class Selection:
             return bool(path) or self.items is None
         pattern = _compiled(self.keys)
         return any(pattern.fullmatch(display_path(path[:end])) for end in range(1, len(path) + 1))
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str | bytes):
+        raise InvalidArgumentError(f"{name} is a collection of texts, not one text", hint=f"{name}=[{value!r}]")
+    texts = tuple(dict.fromkeys(value)) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidArgumentError(f"{name} is a collection of texts, got {value!r}")
+    return texts
 
 
 def _compiled(keys: tuple[str, ...]) -> re.Pattern[str]:
@@ -151,12 +157,25 @@ def _mark(root: Saved, selection: Selection) -> None:
             hint=f"It has {', '.join(repr(str(name)) for name in root.children)}.",
         )
     _mark_children(root, selection, None if selection.keys is None else _compiled(selection.keys))
-    if selection.keys is not None and root.extent == "none":
-        patterns = ", ".join(map(repr, selection.keys))
+    unmatched = _unmatched(root, selection)
+    if unmatched:
         raise InvalidArgumentError(
-            f"nothing in the step matches {patterns}",
+            f"nothing in the step matches {', '.join(map(repr, unmatched))}",
             hint="Patterns are those of fnmatch, on dotted paths as `model.layers.0.weight`.",
         )
+
+
+def _unmatched(root: Saved, selection: Selection) -> list[str]:
+    """Return the patterns that match nothing: a misspelt one would leave out, unnoticed, what it was given for."""
+    left = dict.fromkeys(selection.keys or ())
+    for saved in root.walk() if left else ():
+        if saved.path and (selection.items is None or saved.path[0] in selection.items):
+            text = display_path(saved.path)
+            for key in [key for key in left if _compiled((key,)).fullmatch(text)]:
+                del left[key]
+            if not left:
+                break
+    return list(left)
 
 
 def _mark_children(saved: Saved, selection: Selection, pattern: re.Pattern[str] | None) -> None:

@@ -67,6 +67,8 @@ class SaveOperation:
     direction: Direction = field(init=False)
     flat: FlatState = field(init=False)
     timings: dict[str, float] = field(default_factory=dict)
+    _attempt: str | None = None
+    """Known before anything of it is made, so that whatever ends the save can take it back."""
     _files: list[PlannedFile] = field(default_factory=list)
     _source: Source | Sequence[memoryview] | None = None
     _transport: Transport | None = None
@@ -102,10 +104,13 @@ class SaveOperation:
                 self._sequence = admission.sequence
                 self._plan(state)
                 self._compare_replicas()
-        except CheckpointError as error:
-            error.outcome = "not_committed"
-            if not isinstance(error, DisagreementError):  # which may be about the step itself
-                error.with_context(step=getattr(self, "step", None))
+        except BaseException as error:
+            if self._attempt is not None:
+                self.session.settle(self.step, self._attempt, otherwise="not_committed")
+            if isinstance(error, CheckpointError):
+                error.outcome = "not_committed"
+                if not isinstance(error, DisagreementError):  # which may be about the step itself
+                    error.with_context(step=getattr(self, "step", None))
             raise
         self.timings["begin_secs"] = time.monotonic() - started
         return admission.skip_reason
@@ -118,26 +123,21 @@ class SaveOperation:
         session = self.session
 
         def begin(attempt: str) -> None:
+            self._attempt = attempt
             if session.options.root_scope == "shared":
                 session.committer.begin(self.step, attempt)
 
         planned = plan_together(session, state, begin)
         self.flat, self.direction, self._decision = planned.flat, planned.direction, planned.decision
+        self._attempt = planned.direction.attempt
 
     def _compare_replicas(self) -> None:
         options = self.session.options
         if options.check_replicas == "trust" or self.session.coordinator.process_count == 1:
             return
-        try:
-            compare_replicas(
-                self.session.coordinator,
-                self.flat.arrays,
-                self.direction.compares,
-                deadline_secs=options.deadline_secs,
-            )
-        except BaseException:
-            self.session.settle(self.step, self.direction.attempt, otherwise="not_committed")
-            raise
+        compare_replicas(
+            self.session.coordinator, self.flat.arrays, self.direction.compares, deadline_secs=options.deadline_secs
+        )
 
     # -- 3 stage -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +152,10 @@ class SaveOperation:
         except Exception as error:  # noqa: BLE001 - raised again by `complete`, on every process
             self._stage_error = error
             self._close_transport()
+        except BaseException as error:  # an interrupt ends the save here
+            self._close_transport()
+            self._fail(error)
+            raise
         self.timings["stage_secs"] = time.monotonic() - started
 
     def _stage(self) -> None:

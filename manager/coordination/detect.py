@@ -67,8 +67,10 @@ def _warn_of_processes_that_cannot_meet() -> None:
         )
 
 
-def parse_store(store: str) -> tuple[str, int]:
+def parse_store(store: object) -> tuple[str, int]:
     """Return host and port of "host:port", "[v6 address]:port" included."""
+    if not isinstance(store, str):
+        raise InvalidArgumentError(f'store must be "host:port", not {store!r}.')
     host, _, port = store.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise InvalidArgumentError(f'store must be "host:port", not {store!r}.')

@@ -504,6 +504,8 @@ def test_a_closed_manager_refuses(tmp_path: Path) -> None:
         {"format": "pickle"},
         {"deadline_secs": 0},
         {"deadline_secs": float("inf")},
+        {"deadline_secs": 10**400},
+        {"store": 29500},
         {"keep": 3},
         {"root_scope": "mine"},
         {"root_scope": "per_process", "mode": "consolidated"},
@@ -539,3 +541,68 @@ def test_a_fallback_to_a_step_that_does_not_fit_says_that_the_target_was_written
     with CheckpointManager(tmp_path) as manager, pytest.raises(StructureMismatchError) as caught:
         manager.restore_latest({"x": torch.zeros(1000, dtype=torch.int64)})
     assert any("damaged" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"loss": "3"},
+        {"loss": 10**400},
+        {"loss": torch.zeros(2)},
+        {7: 1.0},
+        {"m" * (1 << 20): 1.0},
+        {f"metric {number}": number / 3 for number in range(50_000)},
+        ["loss"],
+    ],
+    ids=["text", "beyond floats", "two numbers", "no name", "long name", "many", "no mapping"],
+)
+def test_metrics_that_a_listing_could_not_read_are_refused_before_anything_is_written(
+    tmp_path: Path, metrics: Any
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(InvalidArgumentError):
+            manager.save(0, {"n": 1}, metrics=metrics)
+        assert manager.steps() == []
+        manager.save(0, {"n": 1}, metrics={f"metric {number}": number / 3 for number in range(5_000)})
+        assert manager.latest_step() == 0
+
+
+def test_a_loss_with_its_graph_is_a_metric(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(0, {"n": 1}, metrics={"loss": torch.full((), 0.5, requires_grad=True)})
+        assert manager.steps()[0].metrics == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("root", [None, 3, b"bytes", "", "nul\0"])
+def test_a_root_that_is_no_path_is_refused(root: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="root must be"):
+        CheckpointManager(root)
+
+
+def test_no_step_is_not_the_latest_one(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError, match="got None"):
+                manager.restore(None, {"n": 0})  # type: ignore[arg-type]
+            manager.save(0, {"n": 1})
+
+
+def test_a_step_that_is_there_is_said_to_be_of_this_run_or_another(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(7, {"n": 1})
+        with pytest.raises(StepExistsError, match="committed by this run") as caught:
+            manager.save(7, {"n": 1}, on_exists="error")
+        assert caught.value.path == str(tmp_path / "7")
+    with CheckpointManager(tmp_path) as manager, pytest.raises(StepExistsError, match="committed by another run"):
+        manager.save(7, {"n": 1})
+
+
+def test_a_pattern_that_matches_nothing_is_named_beside_those_that_match(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(0, {"model": torch.nn.Linear(2, 2), "n": 1})
+        with pytest.raises(InvalidArgumentError, match=r"matches 'modle\.\*'\n") as caught:
+            manager.restore(0, {"model": torch.nn.Linear(2, 2), "n": 0}, keys=["n", "modle.*"])
+        assert "'n'" not in caught.value.message
+        for keys in (3, [3]):
+            with pytest.raises(InvalidArgumentError, match="collection of texts"):
+                manager.restore(0, keys=keys)  # type: ignore[arg-type]

@@ -285,8 +285,10 @@ def test_items_and_keys_restore_a_part_and_leave_the_rest_untouched() -> None:
     live: dict[str, Any] = {"a": {"x": torch.zeros(1), "y": 0}, "b": [torch.zeros(1), 0], "other": 0}
     assert step.restore(live, items=["a"]) == [("a", "x")]
     assert live == {"a": {"x": torch.ones(1), "y": 1}, "b": [torch.zeros(1), 0], "other": 0}
-    step.restore(live, keys=["b.1", "nothing*"])
+    step.restore(live, keys=["b.1"])
     assert live["b"] == [torch.zeros(1), 1]
+    with pytest.raises(InvalidArgumentError, match=r"nothing in the step matches 'nothing\*'"):
+        step.restore(live, keys=["b.0", "nothing*"])
     with pytest.raises(InvalidArgumentError, match="no item 'z'"):
         step.restore(live, items=["z"])
     with pytest.raises(InvalidArgumentError, match="nothing in the step matches 'q'"):
