@@ -65,6 +65,7 @@ class Matcher:
         self.adapting = adapting
         self._visit_stateful = visit_stateful
         self._is_data: dict[int, bool] = {}
+        self.extra: dict[TreePath, str] = {}
 
     # -- differences -------------------------------------------------------------------------------------------------
 
@@ -89,6 +90,7 @@ class Matcher:
             self.adapting.note_extra(saved.path)
         else:
             self.differ(saved.path, f"extra in the step; the target has nothing there for {self._told(saved)}")
+            self.extra[saved.path] = self.problems[-1]
 
     def _told(self, saved: Saved) -> str:
         return describe_saved(saved, self.fills.entry_text(saved))

@@ -34,11 +34,12 @@ from safepoint.manager.host_tensors import HostMemory, mapped_tensors
 from safepoint.manager.options import check_step
 from safepoint.manager.policies import StepInfo
 from safepoint.manager.results import RestoreResult
-from safepoint.manager.targets import RestoreTarget, match
+from safepoint.manager.targets import RestoreTarget, match, refuse_extra
 from safepoint.manager.unflatten import array_paths, select_structure, unflatten
+from safepoint.manager.wire import path_from_json, path_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import torch
 
@@ -160,7 +161,7 @@ class RestoreOperation:
     # -- check, then read --------------------------------------------------------------------------------------------
 
     @paused_collection()
-    def _prepare(self, prepared: _Prepared) -> None:
+    def _prepare(self, prepared: _Prepared) -> bytes:
         session = self.session
         found = self._find(prepared.candidate)
         prepared.prefix = found.prefix
@@ -192,6 +193,11 @@ class RestoreOperation:
             prepared.leaves = dict(prepared.target.wanted)
             prepared.target.check_shared(lambda leaves: self._fetch(prepared, leaves))
         prepared.fetches = plan_fetches(prepared.manifest, prepared.leaves)
+        extra = {} if prepared.target is None else prepared.target.extra
+        if session.options.root_scope == "per_process":
+            refuse_extra([extra])
+            extra = {}
+        return json.dumps([[path_to_json(path), text] for path, text in extra.items()]).encode()
 
     def _allocate(self, prepared: _Prepared) -> dict[TreePath, ArrayLeaf | None]:
         """Make the host tensors of a restore without a target; return the leaves that are to be read."""
@@ -223,7 +229,7 @@ class RestoreOperation:
         manifest = prepared.required_manifest
         fetch_leaves(self.session.storage, prepared.prefix, manifest, plan_fetches(manifest, leaves))
 
-    def _read(self, prepared: _Prepared) -> None:
+    def _read(self, prepared: _Prepared) -> bytes:
         try:
             prepared.num_bytes = fetch_leaves(
                 self.session.storage, prepared.prefix, prepared.required_manifest, prepared.fetches
@@ -232,17 +238,19 @@ class RestoreOperation:
             if error.errno in _GONE:  # between the check and this: the root's owner lets steps go while others read
                 self._find(prepared.candidate)
             raise
+        return b"[]"
 
-    def _together(self, name: str, work: Any) -> CheckpointError | None:
+    def _together(self, name: str, work: Callable[[], bytes]) -> CheckpointError | None:
         """Do work on every process; return an error about unsound data, the same one everywhere, for the caller.
 
-        Any other failure is raised: here as it is, elsewhere as `PeerFailedError`.
+        Any other failure is raised: here as it is, elsewhere as `PeerFailedError`. `work` returns what the step has and
+        this process's target has not, as JSON: an error if no other process's target has it.
         """
         unsound: list[CheckpointError] = []
 
         def bring() -> bytes:
             try:
-                work()
+                return work()
             except (
                 CorruptDataError,
                 IncompleteCoverageError,
@@ -253,10 +261,14 @@ class RestoreOperation:
                 error.with_context(process_index=self.session.coordinator.process_index)
                 unsound.append(error)
                 return json.dumps(error.to_json()).encode()
-            return b""
 
         def decide(payloads: Sequence[bytes]) -> bytes:
-            return next((payload for payload in payloads if payload), b"")
+            brought = [json.loads(payload) for payload in payloads]
+            error = next((value for value in brought if isinstance(value, dict)), None)
+            if error is not None:
+                return json.dumps(error).encode()
+            refuse_extra([{path_from_json(path): text for path, text in extra} for extra in brought])
+            return b""
 
         answer = run_together(self.session.coordinator, name, self.session.options.deadline_secs, bring, decide)
         if not answer:

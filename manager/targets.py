@@ -10,7 +10,7 @@ The walk is `matching`'s. Must not know files or processes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.errors import InvalidArgumentError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from safepoint.manager.adapters import ArrayLeaf
     from safepoint.manager.shared_targets import Read
 
-__all__ = ["RestoreTarget", "match"]
+__all__ = ["RestoreTarget", "match", "refuse_extra"]
 
 _LISTED = 25  # differences that the message names; all are in `mismatches`
 
@@ -37,9 +37,18 @@ class RestoreTarget:
 
     Attributes:
         wanted: the live leaf for each stored leaf that is to be read. It may be new memory that `apply` puts in place.
+        extra: what the step has and this target has not, by path; an error unless another process has it.
     """
 
-    def __init__(self, into: Mapping[str, Any], makes: Mapping[str, Make], fills: Fills, adapting: Adapting) -> None:
+    def __init__(
+        self,
+        into: Mapping[str, Any],
+        makes: Mapping[str, Make],
+        fills: Fills,
+        adapting: Adapting,
+        extra: Mapping[TreePath, str],
+    ) -> None:
+        self.extra = extra
         self._shared = fills.settle()
         self.wanted: dict[TreePath, ArrayLeaf] = fills.wanted()
         self._into = into
@@ -102,7 +111,8 @@ def match(
         adapt: differences that are allowed; without, every one is an error.
 
     Raises:
-        StructureMismatchError: target and step differ; lists every difference.
+        StructureMismatchError: target and step differ; lists every difference. Where several processes restore, what
+            only the step has is not among them, but in the target's `extra`: `refuse_extra` is to be asked.
         InvalidArgumentError: `into` is no mapping of items, or what is asked for is not in the step.
     """
     check_items(into)
@@ -124,10 +134,32 @@ def match(
     for key, saved in root.children.items():
         if key not in into:
             matcher.note_extra(saved)
-    if fills.problems:
+    if len(fills.problems) > (len(matcher.extra) if process_count > 1 else 0):
         raise _mismatch(fills.problems)
     _check_mutable(into, makes)
-    return RestoreTarget(into, makes, fills, adapting)
+    return RestoreTarget(into, makes, fills, adapting, matcher.extra)
+
+
+def refuse_extra(extras: Sequence[Mapping[TreePath, str]]) -> None:
+    """Refuse what the step has and no process's target has.
+
+    Processes that hold different parts (stages of a pipeline, experts) saved the union of them, and each of their
+    targets has its own part only.
+
+    Args:
+        extras: of each process that reads this step.
+
+    Raises:
+        StructureMismatchError: some of it is in none of the targets.
+    """
+    left = {
+        path: text
+        for extra in extras
+        for path, text in extra.items()
+        if all(any(path[:end] in other for end in range(1, len(path) + 1)) for other in extras)
+    }
+    if left:
+        raise _mismatch(list(left.values()))
 
 
 def _check_mutable(into: Mapping[str, Any], makes: Mapping[str, Make]) -> None:

@@ -10,6 +10,7 @@ import torch
 from safepoint.manager import CheckpointManager, KeepLast, PerProcess
 from safepoint.manager.errors import (
     CheckpointError,
+    StructureMismatchError,
 )
 
 from support.sharded_states import check_state, expected, make_state
@@ -147,6 +148,22 @@ def expert_case(rank: int, root: str, mode: Any) -> None:
         keys = [f"experts.expert{rank}", "shared"]
         manager.restore_latest(target, keys=keys)
         assert torch.equal(target["experts"][f"expert{rank}"]["weight"], own[f"expert{rank}"]["weight"])
+        again = {
+            "experts": {f"expert{rank}": {"weight": torch.ones(4, 2), "bias": torch.ones(2)}},
+            "shared": torch.zeros(5, dtype=torch.int64),
+        }
+        manager.restore_latest(again)
+        assert torch.equal(again["experts"][f"expert{rank}"]["bias"], own[f"expert{rank}"]["bias"])
+        nobody_has = {"experts": {"expert0": {"weight": torch.ones(4, 2)}}} if rank else {}
+        with pytest.raises(StructureMismatchError) as caught:
+            manager.restore_latest(nobody_has)
+        assert [line.split(":")[0] for line in caught.value.mismatches or ()] == [
+            "shared",
+            "experts.expert0.bias",
+            "experts.expert1",
+            "experts.expert2",
+        ]
+        assert rank == 0 or nobody_has["experts"]["expert0"]["weight"].tolist() == [[1.0, 1.0]] * 4
         whole = manager.restore(1).state
         assert whole is not None
         assert sorted(whole["experts"]) == ["expert0", "expert1", "expert2"]
@@ -154,7 +171,9 @@ def expert_case(rank: int, root: str, mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sharded", "consolidated"])
-def test_processes_that_hold_different_leaves_save_their_union(pool3: PoolView, tmp_path: Path, mode: str) -> None:
+def test_processes_that_hold_different_leaves_save_their_union_and_get_their_own_back(
+    pool3: PoolView, tmp_path: Path, mode: str
+) -> None:
     pool3.run(expert_case, str(tmp_path), mode)
 
 
