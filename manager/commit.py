@@ -124,7 +124,7 @@ class Committer(StepReader):
         try:
             self._storage.put(f"{prefix}/{MANIFEST_NAME}", data)
         except StorageError as error:
-            raise self._lost_or(error, step, prefix) from error
+            raise self.lost_or(error, step, prefix) from error
         return len(data), digest(data)
 
     def publish(self, record: CommitRecord, replace: CommittedStep | None = None) -> None:
@@ -158,7 +158,7 @@ class Committer(StepReader):
             self._storage.sync_dir(prefix)
             aside = self._move_aside(record, replace)
         except StorageError as error:
-            raise self._lost_or(error, record.step, prefix) from error
+            raise self.lost_or(error, record.step, prefix) from error
         except CheckpointError as error:
             raise error.with_context(step=record.step, outcome="not_committed") from None
         try:
@@ -245,8 +245,11 @@ class Committer(StepReader):
             # Nothing is lost: `.old-` counts as the step, and the next owner puts it back.
             logger.warning("cannot rename %s back to %s: %s", self._storage.describe(aside), name, error)
 
-    def _lost_or(self, error: StorageError, step: int, prefix: str) -> CheckpointError:
-        """Return the error of a lost attempt if its directory is gone, else `error`; not committed either way."""
+    def lost_or(self, error: StorageError, step: int, prefix: str) -> CheckpointError:
+        """Return the error of a lost attempt if its directory is gone, else `error`; not committed either way.
+
+        Called by: whoever could not write there.
+        """
         if error.errno == errno.ENOENT:
             try:
                 if not any(entry.name == prefix for entry in self._storage.list("")):

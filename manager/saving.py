@@ -22,6 +22,7 @@ from safepoint.manager.errors import (
     Outcome,
     PeerFailedError,
     RendezvousTimeoutError,
+    StorageError,
 )
 from safepoint.manager.file_bytes import stage_files
 from safepoint.manager.manifesting import assemble_manifest, check_written
@@ -239,8 +240,10 @@ class SaveOperation:
                     process_index=coordinator.process_index,
                     attempt=self.direction.attempt,
                 )
-            except BaseException:
+            except BaseException as error:
                 self._close_transport()
+                if isinstance(error, StorageError):
+                    raise session.committer.lost_or(error, self.step, self._prefix) from error
                 raise
             self._report = report
             self.timings["write_secs"] = time.monotonic() - started

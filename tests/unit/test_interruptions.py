@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from safepoint.manager import CheckpointManager
-from safepoint.manager.errors import CheckpointError, InvalidArgumentError
+from safepoint.manager import CheckpointManager, saving
+from safepoint.manager.errors import AttemptLostError, CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,23 @@ def test_an_interrupted_save_leaves_nothing_and_the_next_one_works(
         assert names_of(tmp_path) == {"0"}
         manager.save(1, {"w": torch.ones(3)})
         assert names_of(tmp_path) == {"0", "1"}
+
+
+def test_a_save_that_others_gave_up_while_this_one_wrote_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files = saving.write_files
+
+    def write_late(storage: Any, prefix: str, *rest: Any, **named: Any) -> Any:
+        assert manager._session.committer.abandon(1, prefix.partition("-")[2])
+        return write_files(storage, prefix, *rest, **named)
+
+    with CheckpointManager(tmp_path) as manager:
+        monkeypatch.setattr(saving, "write_files", write_late)
+        with pytest.raises(AttemptLostError) as caught:
+            manager.save(1, {"w": torch.ones(3)})
+        assert caught.value.outcome == "not_committed"
+        assert names_of(tmp_path) == set()
 
 
 def test_a_second_thread_is_refused_while_a_save_is_under_way(tmp_path: Path) -> None:
