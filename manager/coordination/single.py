@@ -41,8 +41,13 @@ class SingleProcess(Coordinator):
         sync_devices()
 
     def meet(self, name: str, payload: bytes, *, deadline_secs: float, decide: Decide | None = None) -> bytes:
-        """Return what `decide` makes of the one payload."""
+        """Return what `decide` makes of the one payload.
+
+        Raises:
+            InvalidArgumentError: this process has become one of several since.
+        """
         del deadline_secs
+        _check_still_alone()
         self.emit(f"meet:{name}")
         answer = b"" if decide is None else decide([payload])
         if isinstance(answer, bytes):
@@ -97,6 +102,17 @@ class SingleProcess(Coordinator):
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def _check_still_alone() -> None:
+    import torch.distributed as dist  # noqa: PLC0415 - heavy, and not in every build of torch
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise InvalidArgumentError(
+            "this manager was opened before torch.distributed was initialised: it knows of one process, and there are "
+            f"{dist.get_world_size()}",
+            hint="Call torch.distributed.init_process_group() first, then open the manager on every process.",
+        )
 
 
 class _NobodyElse(Transport):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from safepoint.manager import CheckpointManager, KeepLast
 from safepoint.manager.errors import (
@@ -290,3 +291,20 @@ def test_replicas_that_differ_are_named_where_that_is_asked_for(pool3: PoolView,
         assert "process(es) 0, 1 differ from those of process(es) 2" in str(text)
         assert steps == [2]
     assert {path.name for path in (tmp_path / "strict").iterdir()} == {"2", ".safepoint"}
+
+
+def too_early_case(rank: int, root: str) -> list[str]:
+    """Open the manager before the process group is there."""
+    group_is_there, dist.is_initialized = dist.is_initialized, lambda: False
+    manager = CheckpointManager(f"{root}/{rank}")
+    dist.is_initialized = group_is_there
+    texts = [str(error_of(manager.save, 1, {"x": 1})), str(error_of(manager.restore_latest, {"x": 1}))]
+    assert manager.steps() == []
+    return texts
+
+
+def test_a_manager_that_was_opened_before_the_process_group_refuses_to_save_alone(
+    pool2: PoolView, tmp_path: Path
+) -> None:
+    for texts in pool2.run(too_early_case, str(tmp_path)):
+        assert all("init_process_group" in text for text in texts)
