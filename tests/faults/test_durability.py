@@ -80,7 +80,7 @@ def test_a_power_cut_after_any_call_leaves_whole_steps_and_the_newest_promised_o
             assert version_of(disk) == version
             tried += 1
     assert newest == 5
-    assert tried > 800
+    assert tried > 600  # how often old steps are deleted behind the saves, and so the number of calls, varies
 
 
 def test_the_model_tells_a_wrong_order(tmp_path: Path) -> None:
