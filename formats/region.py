@@ -121,7 +121,8 @@ class Region:
 
 @lru_cache(maxsize=4096)
 def _whole(shape: tuple[int, ...]) -> Region:
-    return Region((0,) * len(shape), shape)
+    # What is kept serves all equal shapes, and (True, 1.0) equals (1, 1): so it is made of plain ints.
+    return Region((0,) * len(shape), tuple(int(size) for size in shape))
 
 
 def subtract(region: Region, taken: Iterable[Region]) -> list[Region]:

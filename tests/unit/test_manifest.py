@@ -622,3 +622,14 @@ def test_the_text_of_a_leaf_is_its_canonical_json(shape: tuple[int, ...], stored
     )
     leaf = LeafEntry(path=("a",), dtype="float32", shape=shape, shards=(shard,))
     assert leaf.to_text(7).encode() == canonical_json(leaf.to_json(7))
+
+
+@pytest.mark.parametrize("size", [True, 1.0])
+def test_a_shape_of_other_numbers_is_refused_and_spoils_nothing_for_later(size: object) -> None:
+    manifest = json.loads(example_manifest().to_bytes())
+    leaf = next(leaf for leaf in manifest["leaves"] if len(leaf["shards"]) == 1)
+    leaf["shape"] = [size, 67]
+    leaf["shards"][0]["region"] = [[0, 0], [size, 67]]
+    with pytest.raises(CorruptDataError):
+        Manifest.from_bytes(json.dumps(manifest).encode(), path="manifest.json")
+    assert [type(found) for found in Region.whole((1, 67)).shape] == [int, int]

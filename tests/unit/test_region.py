@@ -172,3 +172,8 @@ def test_tiling_by_many_regions_is_checked_in_linear_time() -> None:
 def test_tiling_of_an_enormous_shape_needs_no_memory_for_it() -> None:
     half = 2**61
     check_tiling((2 * half,), [Region((0,), (half,)), Region((half,), (half,))], leaf="x")
+
+
+def test_a_shape_that_only_equals_another_leaves_no_trace_in_what_is_kept() -> None:
+    Region.whole((True, 61, 1.0))  # type: ignore[arg-type]
+    assert [type(size) for size in Region.whole((1, 61, 1)).shape] == [int, int, int]
