@@ -152,3 +152,28 @@ def test_a_report_goes_on_after_a_failure_and_ends_with_it(dev: Any, capsys: pyt
     assert report.failed
     assert [line.split("(")[0].split() for line in report.lines] == [["FAILED", "first"], ["ok", "second"]]
     assert "second" in capsys.readouterr().out
+
+
+def test_a_lane_runs_beside_a_stage_and_its_failure_counts(
+    dev: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint('met')"
+    makes = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
+    report = dev.Report()
+    dev.BUILD.mkdir(exist_ok=True)
+
+    lane = [
+        dev.Stage("makes", (sys.executable, "-c", makes, tmp_path / "made")),
+        dev.Stage("fails", (sys.executable, "-c", "raise SystemExit(1)")),
+    ]
+    with report.beside(lane):
+        report.stage("waits for the lane", sys.executable, "-c", waits, tmp_path / "made")
+
+    ends = [line.split("(")[0].split(maxsplit=1) for line in report.lines]
+    assert [(end, name.strip()) for end, name in ends] == [
+        ("ok", "waits for the lane"),
+        ("ok", "makes"),
+        ("FAILED", "fails"),
+    ]
+    assert report.failed
+    assert "── fails" in capfd.readouterr().out
