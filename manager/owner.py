@@ -11,8 +11,6 @@ Knows nothing about steps. Reading a root needs no owner.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import os
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from safepoint.formats.fields import canonical_json
 from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage.file_lock import held_lock
 from safepoint.formats.storage.system import raised_as_storage_error
 from safepoint.manager.control_dir import clear_control_dir
 from safepoint.manager.errors import AttemptLostError, CheckpointError, RootInUseError, StorageError
@@ -48,8 +47,6 @@ _BEAT_SECS = 15.0
 
 _LOCK_SECS = 5.0
 """How long to wait for another process to get out of the few lines that the lock protects."""
-
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,23 +346,7 @@ def _locked(root: str) -> Iterator[bool]:
     with raised_as_storage_error("open the lock file", path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        yield _lock(descriptor)
+        with held_lock(descriptor, deadline_secs=_LOCK_SECS) as held:
+            yield held
     finally:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # said aloud, since a child forked meanwhile has the descriptor too
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    give_up = time.monotonic() + _LOCK_SECS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return True
-            if error.errno not in (errno.EWOULDBLOCK, errno.EINTR) or time.monotonic() > give_up:
-                return False
-            time.sleep(0.01)
-        else:
-            return True

@@ -9,6 +9,8 @@ Rules that every implementation keeps (tests/contract/test_storage.py holds them
   refused.
 - What is below the root stays below it: symbolic links found there are never followed.
 - Files appear under the user's umask, are created exclusively, and a failed operation leaves no partial file behind.
+- Where `renames` is false (object stores) directories are no things of their own, only what keys have in front: they
+  are never missing, and never there without a file below.
 - Failures are `StorageError` with `path` and `errno`. Something else than a regular file where one is to be read is
   `CorruptDataError`: whoever wrote the step did not put it there.
 """
@@ -23,11 +25,21 @@ from safepoint.formats.checksum import BLOCK_BYTES
 from safepoint.formats.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from types import TracebackType
 
     from typing_extensions import Buffer
 
-__all__ = ["Entry", "FileReader", "FileWriter", "Storage", "WrittenFile", "split_name", "split_path"]
+__all__ = [
+    "Entry",
+    "FileReader",
+    "FileWriter",
+    "Storage",
+    "VersionedBytes",
+    "WrittenFile",
+    "split_name",
+    "split_path",
+]
 
 
 class Entry(NamedTuple):
@@ -43,6 +55,18 @@ class Entry(NamedTuple):
     name: str
     is_dir: bool
     identity: tuple[int, ...] = ()
+
+
+class VersionedBytes(NamedTuple):
+    """A small file as it was at one moment.
+
+    Attributes:
+        data: its content.
+        version: only for `Storage.put_if_unchanged` and `delete_if_unchanged`; another content has another version.
+    """
+
+    data: bytes
+    version: Hashable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +158,9 @@ class Storage(ABC):
     location: str
     """The root, for messages."""
 
+    renames: bool = True
+    """Whether `rename_dir` is one step here. Object stores have none: it is a bug of ours to call it there."""
+
     def describe(self, path: str) -> str:
         """Return `path` in full, for messages and the `path` of errors."""
         return f"{self.location}/{path}" if path else self.location
@@ -142,7 +169,7 @@ class Storage(ABC):
     def make_dir(self, path: str, *, exist_ok: bool = True) -> None:
         """Create one directory. Its parent must exist, so that what was renamed away is not brought back by accident.
 
-        For "" the root is created with its parents.
+        For "" the root is created with its parents. Object stores only check.
 
         Raises:
             StorageError: ENOENT without a parent; EEXIST when it is there and `exist_ok` is false, or is no directory.
@@ -193,6 +220,37 @@ class Storage(ABC):
         """Create or replace a small file at once and durably: everybody sees the old or the new content, whole."""
 
     @abstractmethod
+    def read_versioned(self, path: str, *, max_bytes: int) -> VersionedBytes | None:
+        """Return the content of a file and its version, None when it is missing.
+
+        Raises:
+            CorruptDataError: it is larger than `max_bytes`, or no regular file.
+        """
+
+    @abstractmethod
+    def put_if_unchanged(self, path: str, data: bytes, version: Hashable) -> bool:
+        """Replace a small file as `replace` does if it is still the one that was read; else change nothing.
+
+        Of several callers who read one version exactly one gets True. An answer that is in doubt is settled by looking
+        whether `data` is there, so callers put something in it that nobody else writes.
+
+        Args:
+            path: the file.
+            data: the new content.
+            version: of `read_versioned`.
+
+        Returns:
+            False when the file is missing, or another one by now.
+        """
+
+    @abstractmethod
+    def delete_if_unchanged(self, path: str, version: Hashable) -> bool:
+        """Delete a file if it is still the one that was read; return False, changing nothing, when it is another one.
+
+        A file that is missing by now gives True.
+        """
+
+    @abstractmethod
     def rename_dir(self, source: str, target: str) -> bool:
         """Rename a directory in one step; the parents are the caller's to sync.
 
@@ -218,6 +276,10 @@ class Storage(ABC):
 
         Links are removed, never followed. A directory that is gone is fine. The root itself cannot be removed.
         """
+
+    @abstractmethod
+    def delete_dir(self, path: str) -> bool:
+        """Remove a directory if nothing is in it; return False when something is. One that is gone gives True."""
 
     @abstractmethod
     def free_bytes(self) -> int | None:

@@ -10,10 +10,10 @@ Writing and reading of large files: `local_file`, `block_writer`. Removal of tre
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import secrets
 import stat
+import sys
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,22 +21,33 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from safepoint.formats.checksum import BLOCK_BYTES
+from safepoint.formats.checksum import BLOCK_BYTES, digest
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
-from safepoint.formats.storage.base import Entry, FileReader, FileWriter, Storage, split_name, split_path
+from safepoint.formats.storage.base import (
+    Entry,
+    FileReader,
+    FileWriter,
+    Storage,
+    VersionedBytes,
+    split_name,
+    split_path,
+)
 from safepoint.formats.storage.block_writer import BlockWriter
 from safepoint.formats.storage.buffers import BUFFERS
-from safepoint.formats.storage.local_file import CREATE_FLAGS, LocalBlockFile, LocalFileReader
+from safepoint.formats.storage.file_lock import held_lock
+from safepoint.formats.storage.local_file import CREATE_FLAGS, LocalBlockFile, LocalFileReader, map_descriptor
+from safepoint.formats.storage.local_rename import rename_if_there
 from safepoint.formats.storage.removal import remove_tree
 from safepoint.formats.storage.system import UNSUPPORTED, SystemCalls, raised_as_storage_error, write_fully
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 __all__ = ["LocalStorage"]
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO must not hold us up
+_LOCK_SECS = 30.0  # around two renames; whoever holds it longer is stopped, or its file system is
 _NOT_A_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV})
 
 
@@ -117,15 +128,7 @@ class LocalStorage(Storage):
     @override
     def get(self, path: str, *, max_bytes: int) -> bytes:
         with self.open_reader(path) as reader:
-            if reader.num_bytes > max_bytes:
-                raise CorruptDataError(
-                    f"the file has {reader.num_bytes:,} bytes where at most {max_bytes:,} are expected",
-                    path=self.describe(path),
-                    hint="It was not written by safepoint, or was changed since.",
-                )
-            data = bytearray(reader.num_bytes)
-            reader.read_into(0, memoryview(data))
-            return bytes(data)
+            return self._whole(reader, path, max_bytes)
 
     @override
     def put(self, path: str, data: bytes) -> None:
@@ -163,6 +166,46 @@ class LocalStorage(Storage):
             self._sync_names(parent)
 
     @override
+    def read_versioned(self, path: str, *, max_bytes: int) -> VersionedBytes | None:
+        try:
+            with self.open_reader(path) as reader:
+                data = self._whole(reader, path, max_bytes)
+                return VersionedBytes(data, (*reader.identity(), digest(data)))
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+
+    @override
+    def put_if_unchanged(self, path: str, data: bytes, version: Hashable) -> bool:
+        with self._writing(path, len(data)), self._written_aside(path, data) as (parent, temp, name):
+            with self._unchanged(parent, path, version) as unchanged:
+                if unchanged is not True:
+                    return False
+                os.rename(temp, name, src_dir_fd=parent, dst_dir_fd=parent)
+            self._sync_names(parent)
+        return True
+
+    @override
+    def delete_if_unchanged(self, path: str, version: Hashable) -> bool:
+        with self._errors("delete", path), suppress(FileNotFoundError), self._parent(path) as (parent, name):
+            with self._unchanged(parent, path, version) as unchanged:
+                if unchanged is False:
+                    return False
+                os.unlink(name, dir_fd=parent)
+            self._sync_names(parent)
+        return True
+
+    @contextmanager
+    def _unchanged(self, directory: int, path: str, version: Hashable) -> Iterator[bool | None]:
+        """Say whether the file has that version, None when it is missing, and keep it so among those who ask."""
+        with held_lock(directory, deadline_secs=_LOCK_SECS) as held:
+            if not held:
+                raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            found = self.read_versioned(path, max_bytes=sys.maxsize)
+            yield None if found is None else found.version == version
+
+    @override
     def rename_dir(self, source: str, target: str) -> bool:
         *source_parents, source_name = split_name(source)
         action = f"rename {self.describe(source)} to this name"
@@ -172,42 +215,9 @@ class LocalStorage(Storage):
             except FileNotFoundError:
                 return False
             try:
-                return self._rename_if_there(source_dir, source_name, target_dir, target_name)
+                return rename_if_there(self._calls, source_dir, source_name, target_dir, target_name)
             finally:
                 os.close(source_dir)
-
-    def _rename_if_there(self, source_dir: int, source: str, target_dir: int, target: str) -> bool:
-        mode = _mode_of(source_dir, source)
-        if mode is None:
-            return False
-        if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), source)
-        try:
-            self._rename(source_dir, source, target_dir, target)
-        except FileNotFoundError:
-            if _mode_of(source_dir, source) is not None:
-                raise
-            return False
-        return True
-
-    def _rename(self, source_dir: int, source: str, target_dir: int, target: str) -> None:
-        try:
-            self._calls.rename_noreplace(source_dir, source, target_dir, target)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-        else:
-            return
-        # A plain rename replaces an empty directory. Everything that is renamed here holds files, so of two that
-        # race for one name the second is refused by the kernel (ENOTEMPTY) even without this look ahead.
-        if _mode_of(target_dir, target) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-        try:
-            os.rename(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
 
     @override
     def sync_dir(self, path: str) -> None:
@@ -223,6 +233,17 @@ class LocalStorage(Storage):
     def delete_tree(self, path: str) -> None:
         with self._errors("delete", path), suppress(FileNotFoundError), self._parent(path) as (parent, name):
             remove_tree(parent, name)
+
+    @override
+    def delete_dir(self, path: str) -> bool:
+        with self._errors("delete", path), suppress(FileNotFoundError), self._parent(path) as (parent, name):
+            try:
+                os.rmdir(name, dir_fd=parent)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False
+        return True
 
     @override
     def free_bytes(self) -> int | None:
@@ -246,7 +267,7 @@ class LocalStorage(Storage):
         return BlockWriter(file, num_bytes=num_bytes, block_bytes=block_bytes, pool=BUFFERS)
 
     @override
-    def open_reader(self, path: str) -> FileReader:
+    def open_reader(self, path: str) -> LocalFileReader:
         with self._reading("read", path), self._parent(path) as (parent, name):
             descriptor = os.open(name, _READ_FLAGS, dir_fd=parent)
             found = os.fstat(descriptor)
@@ -262,10 +283,21 @@ class LocalStorage(Storage):
             try:
                 found = os.fstat(descriptor)
                 if stat.S_ISREG(found.st_mode):
-                    return _mapped(descriptor, found.st_size)
+                    return map_descriptor(descriptor, found.st_size)
             finally:
                 os.close(descriptor)
         raise self._not_a_file(path)
+
+    def _whole(self, reader: FileReader, path: str, max_bytes: int) -> bytes:
+        if reader.num_bytes > max_bytes:
+            raise CorruptDataError(
+                f"the file has {reader.num_bytes:,} bytes where at most {max_bytes:,} are expected",
+                path=self.describe(path),
+                hint="It was not written by safepoint, or was changed since.",
+            )
+        data = bytearray(reader.num_bytes)
+        reader.read_into(0, memoryview(data))
+        return bytes(data)
 
     # Walking
 
@@ -350,19 +382,3 @@ class LocalStorage(Storage):
             path=self.describe(path),
             hint="A link, directory or device was put in its place; symbolic links below the root are not followed.",
         )
-
-
-def _mode_of(directory: int, name: str) -> int | None:
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _mapped(descriptor: int, num_bytes: int) -> memoryview | None:
-    if not num_bytes:
-        return memoryview(b"")
-    try:
-        return memoryview(mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY))
-    except OSError:  # a file system without mappings
-        return None

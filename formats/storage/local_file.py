@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from safepoint.formats.storage.system import (
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader", "allows_direct"]
+__all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader", "allows_direct", "map_descriptor"]
 
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -162,8 +163,27 @@ class LocalFileReader(FileReader):
                 hint="It was cut short after it was written: restore another step, or a copy of this one.",
             )
 
+    def identity(self) -> tuple[int, ...]:
+        """Return what tells this file from another that has its name later.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        found = os.fstat(self._descriptor)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     @override
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def map_descriptor(descriptor: int, num_bytes: int) -> memoryview | None:
+    """Map an open file, so that changes stay in this process; None where the file system has no mappings."""
+    if not num_bytes:
+        return memoryview(b"")
+    try:
+        return memoryview(mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY))
+    except OSError:
+        return None

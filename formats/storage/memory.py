@@ -12,13 +12,24 @@ from typing_extensions import override
 
 from safepoint.formats.checksum import BLOCK_BYTES, digest
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
-from safepoint.formats.storage.base import Entry, FileReader, FileWriter, Storage, WrittenFile, split_name, split_path
+from safepoint.formats.storage.base import (
+    Entry,
+    FileReader,
+    FileWriter,
+    Storage,
+    VersionedBytes,
+    WrittenFile,
+    split_name,
+    split_path,
+)
 from safepoint.formats.storage.system import storage_error
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from typing_extensions import Buffer
 
-__all__ = ["MemoryStorage"]
+__all__ = ["MemoryReader", "MemoryStorage"]
 
 _stamps = itertools.count(1)
 
@@ -114,6 +125,30 @@ class MemoryStorage(Storage):
             self._set(parent, name, _File(bytes(data)))
 
     @override
+    def read_versioned(self, path: str, *, max_bytes: int) -> VersionedBytes | None:
+        with self._lock:
+            found = self._find_file(path)
+            return None if found is None else VersionedBytes(self.get(path, max_bytes=max_bytes), found.stamp)
+
+    @override
+    def put_if_unchanged(self, path: str, data: bytes, version: Hashable) -> bool:
+        with self._lock:
+            found = self._find_file(path)
+            if found is None or found.stamp != version:
+                return False
+            self.replace(path, data)
+            return True
+
+    @override
+    def delete_if_unchanged(self, path: str, version: Hashable) -> bool:
+        with self._lock:
+            found = self._find_file(path)
+            if found is not None and found.stamp != version:
+                return False
+            self._drop(path, found)
+            return True
+
+    @override
     def rename_dir(self, source: str, target: str) -> bool:
         action = f"rename {self.describe(source)} to this name"
         with self._lock:
@@ -155,6 +190,18 @@ class MemoryStorage(Storage):
             self._drop(path, self._find(path))
 
     @override
+    def delete_dir(self, path: str) -> bool:
+        with self._lock:
+            split_name(path)
+            found = self._find(path)
+            if isinstance(found, _File):
+                raise self._error(errno.ENOTDIR, "delete", path)
+            if found is not None and found.entries:
+                return False
+            self._drop(path, found)
+            return True
+
+    @override
     def free_bytes(self) -> int | None:
         with self._lock:
             return None if self._capacity_bytes is None else max(0, self._capacity_bytes - _num_bytes(self._root))
@@ -168,7 +215,7 @@ class MemoryStorage(Storage):
 
     @override
     def open_reader(self, path: str) -> FileReader:
-        return _MemoryReader(self._content(path), self.describe(path))
+        return MemoryReader(self._content(path), self.describe(path))
 
     # Walking; the lock is held
 
@@ -296,7 +343,9 @@ class _MemoryWriter(FileWriter):
             raise InvalidArgumentError("this writer was finished or aborted already")
 
 
-class _MemoryReader(FileReader):
+class MemoryReader(FileReader):
+    """Reads bytes in memory; `path` is for messages."""
+
     def __init__(self, data: bytes, path: str) -> None:
         self._data = data
         self._path = path

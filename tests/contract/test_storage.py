@@ -1,436 +1,30 @@
-"""What every storage promises. `LocalStorage`, `MemoryStorage` and the faulty wrapper (at peace) inherit the suite."""
+"""The storages of this process keep the contract, and so does the faulty wrapper, at peace."""
 
 from __future__ import annotations
 
 import errno
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from safepoint.formats.checksum import BLOCK_BYTES, digest
-from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
-from safepoint.formats.storage import LocalStorage, MemoryStorage, Storage
+from safepoint.formats.errors import InvalidArgumentError
+from safepoint.formats.storage import LocalStorage, MemoryObjects, MemoryStorage, Storage, open_storage
 
+from support.directory_contract import DirectoryContract
 from support.faulty_storage import FaultyStorage
+from support.storage_contract import StorageContract, failed_with, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-NAMES = [
-    "plain",
-    "实验 é",
-    "with space",
-    "per%cent",
-    "back\\slash",
-    ".hidden",
-    "-dash",
-    "a" * 200,
-    "new\nline",
-    "ünï.bin",
-]
-HOSTILE = ["/etc/passwd", "..", "../x", "a/../../x", "a//b", "a/", "/", ".", "a/.", "nul\0"]
 
-
-def failed_with(number: int, call: Callable[[], object]) -> StorageError:
-    with pytest.raises(StorageError) as caught:
-        call()
-    assert caught.value.errno == number, caught.value
-    assert caught.value.path
-    return caught.value
-
-
-def names(storage: Storage, path: str = "") -> set[str]:
-    return {entry.name for entry in storage.list(path)}
-
-
-class StorageContract:
-    """Inherit, and give a fixture `rootless`: a storage without a root, into which make_dir("") puts one."""
-
-    @pytest.fixture
-    def storage(self, rootless: Storage) -> Storage:
-        rootless.make_dir("")
-        return rootless
-
-    # Directories
-
-    def test_without_a_root_nothing_is_listed_and_nothing_can_be_written(self, rootless: Storage) -> None:
-        assert rootless.list("") == []
-        assert rootless.list("a") == []
-        assert rootless.size("a/b") is None
-        failed_with(errno.ENOENT, lambda: rootless.get("a", max_bytes=1))
-        failed_with(errno.ENOENT, lambda: rootless.put("a", b""))
-        failed_with(errno.ENOENT, lambda: rootless.make_dir("a"))
-        assert rootless.list("") == []
-
-    def test_make_dir_accepts_a_directory_that_is_there_unless_told_otherwise(self, storage: Storage) -> None:
-        storage.make_dir("")
-        storage.make_dir("a")
-        storage.make_dir("a")
-        failed_with(errno.EEXIST, lambda: storage.make_dir("a", exist_ok=False))
-        failed_with(errno.EEXIST, lambda: storage.make_dir("", exist_ok=False))
-
-    def test_make_dir_never_brings_back_a_parent_that_is_gone(self, storage: Storage) -> None:
-        failed_with(errno.ENOENT, lambda: storage.make_dir("gone/item"))
-        assert storage.list("") == []
-
-    def test_make_dir_refuses_the_name_of_a_file(self, storage: Storage) -> None:
-        storage.put("a", b"1")
-        failed_with(errno.EEXIST, lambda: storage.make_dir("a"))
-        failed_with(errno.ENOTDIR, lambda: storage.make_dir("a/b"))
-
-    def test_list_tells_directories_from_files(self, storage: Storage) -> None:
-        storage.make_dir("d")
-        storage.put("f", b"1")
-        assert {entry.name: entry.is_dir for entry in storage.list("")} == {"d": True, "f": False}
-
-    def test_list_of_a_missing_directory_is_empty_and_of_a_file_an_error(self, storage: Storage) -> None:
-        storage.put("f", b"1")
-        assert storage.list("gone") == []
-        assert storage.list("gone/deeper") == []
-        failed_with(errno.ENOTDIR, lambda: storage.list("f"))
-
-    def test_identity_changes_when_an_entry_is_replaced(self, storage: Storage) -> None:
-        storage.put("f", b"1")
-        storage.make_dir("d")
-        before = {entry.name: entry.identity for entry in storage.list("")}
-        assert before == {entry.name: entry.identity for entry in storage.list("")}
-        storage.replace("f", b"2")
-        storage.rename_dir("d", "aside")
-        storage.make_dir("d")
-        after = {entry.name: entry.identity for entry in storage.list("")}
-        assert after["f"] != before["f"]
-        assert after["d"] != before["d"]
-
-    @pytest.mark.parametrize("name", NAMES)
-    def test_any_name_of_a_file_system_goes_round(self, storage: Storage, name: str) -> None:
-        storage.make_dir(name)
-        storage.put(f"{name}/{name}", b"x")
-        assert names(storage) == {name}
-        assert names(storage, name) == {name}
-        assert storage.get(f"{name}/{name}", max_bytes=1) == b"x"
-        storage.delete_tree(name)
-        assert storage.list("") == []
-
-    @pytest.mark.parametrize("path", HOSTILE)
-    def test_paths_that_could_leave_the_root_are_refused_by_every_call(self, storage: Storage, path: str) -> None:
-        storage.make_dir("ok")
-        calls: list[Callable[[], object]] = [
-            lambda: storage.make_dir(path),
-            lambda: storage.list(path),
-            lambda: storage.size(path),
-            lambda: storage.get(path, max_bytes=1),
-            lambda: storage.put(path, b""),
-            lambda: storage.put_if_absent(path, b""),
-            lambda: storage.replace(path, b""),
-            lambda: storage.rename_dir(path, "new"),
-            lambda: storage.rename_dir("ok", path),
-            lambda: storage.sync_dir(path),
-            lambda: storage.delete(path),
-            lambda: storage.delete_tree(path),
-            lambda: storage.open_writer(path, num_bytes=0),
-            lambda: storage.open_reader(path),
-        ]
-        for call in calls:
-            with pytest.raises(InvalidArgumentError):
-                call()
-        assert names(storage) == {"ok"}
-
-    def test_the_root_is_no_file_and_cannot_be_removed(self, storage: Storage) -> None:
-        for call in (storage.delete, storage.delete_tree, storage.size, storage.open_reader):
-            with pytest.raises(InvalidArgumentError):
-                call("")
-
-    # Small files
-
-    def test_put_creates_and_never_overwrites(self, storage: Storage) -> None:
-        storage.put("f", b"one")
-        failed_with(errno.EEXIST, lambda: storage.put("f", b"two"))
-        assert storage.get("f", max_bytes=3) == b"one"
-
-    def test_put_if_absent_says_who_was_first(self, storage: Storage) -> None:
-        assert storage.put_if_absent("f", b"one")
-        assert not storage.put_if_absent("f", b"two")
-        assert storage.get("f", max_bytes=3) == b"one"
-        storage.make_dir("d")
-        assert not storage.put_if_absent("d", b"")
-        assert names(storage) == {"f", "d"}
-
-    def test_put_if_absent_has_one_winner_of_many(self, storage: Storage) -> None:
-        with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(lambda number: storage.put_if_absent("f", b"%d" % number), range(32)))
-        assert sum(won) == 1
-        assert storage.get("f", max_bytes=9) == b"%d" % won.index(True)
-        assert names(storage) == {"f"}
-
-    def test_replace_creates_and_replaces_and_leaves_nothing_else(self, storage: Storage) -> None:
-        storage.replace("f", b"one")
-        storage.replace("f", b"two!")
-        assert storage.get("f", max_bytes=4) == b"two!"
-        assert names(storage) == {"f"}
-        storage.make_dir("d")
-        failed_with(errno.EISDIR, lambda: storage.replace("d", b""))
-        assert names(storage) == {"f", "d"}
-
-    def test_a_reader_of_a_replaced_file_sees_old_or_new_never_a_part(self, storage: Storage) -> None:
-        contents = [bytes([number]) * 5000 for number in range(4)]
-        storage.replace("f", contents[0])
-        stop = threading.Event()
-        seen = set()
-
-        def read() -> None:
-            while not stop.is_set():
-                seen.add(storage.get("f", max_bytes=5000))
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        for turn in range(40):
-            storage.replace("f", contents[turn % 4])
-        stop.set()
-        reader.join()
-        assert seen <= set(contents)
-
-    def test_get_refuses_more_than_expected(self, storage: Storage) -> None:
-        storage.put("f", b"12345")
-        assert storage.get("f", max_bytes=5) == b"12345"
-        with pytest.raises(CorruptDataError) as caught:
-            storage.get("f", max_bytes=4)
-        assert caught.value.path == storage.describe("f")
-
-    def test_size_of_files_missing_things_and_directories(self, storage: Storage) -> None:
-        storage.put("f", b"12345")
-        storage.make_dir("d")
-        assert storage.size("f") == 5
-        assert storage.size("gone") is None
-        assert storage.size("gone/too") is None
-        with pytest.raises(CorruptDataError):
-            storage.size("d")
-        with pytest.raises(CorruptDataError):
-            storage.size("f/below")
-
-    def test_a_directory_in_place_of_a_file_is_corrupt_data(self, storage: Storage) -> None:
-        storage.make_dir("d")
-        for call in (lambda: storage.get("d", max_bytes=1), lambda: storage.open_reader("d")):
-            with pytest.raises(CorruptDataError):
-                call()
-
-    # Renaming and removing
-
-    def test_rename_dir_moves_everything(self, storage: Storage) -> None:
-        storage.make_dir("a")
-        storage.make_dir("a/b")
-        storage.put("a/b/f", b"1")
-        assert storage.rename_dir("a", "z")
-        assert names(storage) == {"z"}
-        assert storage.get("z/b/f", max_bytes=1) == b"1"
-
-    def test_rename_dir_tells_when_another_was_first(self, storage: Storage) -> None:
-        assert not storage.rename_dir("gone", "new")
-        assert not storage.rename_dir("gone/deeper", "new")
-        storage.make_dir("there")
-        assert not storage.rename_dir("gone", "there")
-        assert names(storage) == {"there"}
-
-    def test_rename_dir_has_one_winner_of_many(self, storage: Storage) -> None:
-        storage.make_dir("a")
-        with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(lambda number: storage.rename_dir("a", f"to-{number}"), range(16)))
-        assert sum(won) == 1
-        assert names(storage) == {f"to-{won.index(True)}"}
-
-    @pytest.mark.parametrize("target", ["empty", "full", "file"])
-    def test_rename_dir_never_replaces_anything(self, storage: Storage, target: str) -> None:
-        storage.make_dir("a")
-        storage.put("a/f", b"1")
-        storage.make_dir("empty")
-        storage.make_dir("full")
-        storage.put("full/f", b"2")
-        storage.put("file", b"3")
-        failed_with(errno.EEXIST, lambda: storage.rename_dir("a", target))
-        assert names(storage) == {"a", "empty", "full", "file"}
-        assert storage.get("full/f", max_bytes=1) == b"2"
-
-    def test_rename_dir_wants_a_directory_and_a_place_for_it(self, storage: Storage) -> None:
-        storage.put("f", b"")
-        storage.make_dir("d")
-        failed_with(errno.ENOTDIR, lambda: storage.rename_dir("f", "new"))
-        failed_with(errno.ENOENT, lambda: storage.rename_dir("d", "gone/new"))
-
-    def test_delete_removes_a_file_once_and_no_directory(self, storage: Storage) -> None:
-        storage.put("f", b"")
-        storage.make_dir("d")
-        storage.delete("f")
-        storage.delete("f")
-        failed_with(errno.EISDIR, lambda: storage.delete("d"))
-        assert names(storage) == {"d"}
-
-    def test_delete_tree_removes_all_below_and_nothing_beside(self, storage: Storage) -> None:
-        for path in ("a", "a/b", "a/b/c", "beside"):
-            storage.make_dir(path)
-            storage.put(f"{path}/f", b"1")
-        storage.delete_tree("a")
-        storage.delete_tree("a")
-        storage.delete_tree("gone/deeper")
-        assert names(storage) == {"beside"}
-        storage.delete_tree("beside/f")
-        assert storage.list("beside") == []
-
-    def test_delete_tree_by_several_at_once_ends_with_nothing_and_no_error(self, storage: Storage) -> None:
-        storage.make_dir("a")
-        for outer in range(6):
-            storage.make_dir(f"a/{outer}")
-            for inner in range(6):
-                storage.put(f"a/{outer}/{inner}", b"")
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(storage.delete_tree, ["a"] * 8))
-        assert storage.list("") == []
-
-    def test_sync_dir_wants_a_directory(self, storage: Storage) -> None:
-        storage.make_dir("d")
-        storage.sync_dir("")
-        storage.sync_dir("d")
-        failed_with(errno.ENOENT, lambda: storage.sync_dir("gone"))
-
-    def test_free_bytes_is_a_count_or_unknown(self, rootless: Storage) -> None:
-        free = rootless.free_bytes()
-        assert free is None or free >= 0
-
-    # Large files
-
-    @pytest.mark.parametrize("block_bytes", [1, 7, 4096, 1 << 16, BLOCK_BYTES])
-    @pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, 4097, 20_000])
-    def test_a_written_file_reads_back_with_a_digest_a_block(
-        self, storage: Storage, num_bytes: int, block_bytes: int
-    ) -> None:
-        data = np.random.default_rng(num_bytes).bytes(num_bytes)
-        with storage.open_writer("f", num_bytes=num_bytes, block_bytes=block_bytes) as writer:
-            for start in range(0, num_bytes, 999):
-                writer.append(data[start : start + 999])
-            written = writer.finish()
-        assert written.num_bytes == num_bytes
-        assert written.block_bytes == block_bytes
-        expected = tuple(digest(data[start : start + block_bytes]) for start in range(0, num_bytes, block_bytes))
-        assert written.digests == expected
-        assert storage.size("f") == num_bytes
-        assert storage.get("f", max_bytes=num_bytes) == data
-
-    def test_a_file_of_several_blocks_of_the_default_size(self, storage: Storage) -> None:
-        data = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12_345, dtype=np.uint8)
-        with storage.open_writer("f", num_bytes=data.nbytes) as writer:
-            writer.append(b"")
-            writer.append(data[:1].data)
-            writer.append(data[1:100_001].view(np.uint16).data)
-            writer.append(data[100_001:].reshape(1, -1).data)
-            written = writer.finish()
-        starts = range(0, data.nbytes, BLOCK_BYTES)
-        assert written.digests == tuple(digest(data[start : start + BLOCK_BYTES].data) for start in starts)
-        assert storage.get("f", max_bytes=data.nbytes) == data.tobytes()
-
-    def test_what_was_appended_may_be_changed_afterwards(self, storage: Storage) -> None:
-        scratch = np.zeros(1 << 20, dtype=np.uint8)
-        with storage.open_writer("f", num_bytes=8 << 20, block_bytes=1 << 18) as writer:
-            for number in range(8):
-                scratch[:] = number
-                writer.append(scratch.data)
-                scratch[:] = 255
-            writer.finish()
-        read = np.frombuffer(storage.get("f", max_bytes=8 << 20), dtype=np.uint8)
-        assert (read.reshape(8, -1) == np.arange(8, dtype=np.uint8)[:, None]).all()
-
-    def test_open_writer_is_exclusive(self, storage: Storage) -> None:
-        storage.put("f", b"1")
-        failed_with(errno.EEXIST, lambda: storage.open_writer("f", num_bytes=1))
-        failed_with(errno.ENOENT, lambda: storage.open_writer("gone/f", num_bytes=1))
-        with storage.open_writer("g", num_bytes=0):
-            failed_with(errno.EEXIST, lambda: storage.put("g", b""))
-        assert storage.get("f", max_bytes=1) == b"1"
-
-    def test_a_writer_that_is_left_before_its_end_leaves_no_file(self, storage: Storage) -> None:
-        with storage.open_writer("f", num_bytes=10) as writer:
-            writer.append(b"12345")
-        assert storage.list("") == []
-
-        def fail() -> None:
-            with storage.open_writer("f", num_bytes=10, block_bytes=2) as writer:
-                writer.append(b"12345")
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            fail()
-        assert storage.list("") == []
-
-    def test_abort_twice_and_after_finish_does_nothing(self, storage: Storage) -> None:
-        writer = storage.open_writer("f", num_bytes=1)
-        writer.abort()
-        writer.abort()
-        assert storage.list("") == []
-        with storage.open_writer("f", num_bytes=1) as writer:
-            writer.append(b"1")
-            writer.finish()
-            writer.abort()
-        assert storage.get("f", max_bytes=1) == b"1"
-        for call in (writer.finish, lambda: writer.append(b"")):
-            with pytest.raises(InvalidArgumentError):
-                call()
-
-    def test_a_writer_holds_the_caller_to_the_announced_size(self, storage: Storage) -> None:
-        with storage.open_writer("f", num_bytes=3) as writer, pytest.raises(InvalidArgumentError, match="announced"):
-            writer.append(b"1234")
-        with storage.open_writer("f", num_bytes=3) as writer:
-            writer.append(b"12")
-            with pytest.raises(InvalidArgumentError, match="announced"):
-                writer.finish()
-        assert storage.list("") == []
-        with pytest.raises(InvalidArgumentError):
-            storage.open_writer("f", num_bytes=-1)
-        with pytest.raises(InvalidArgumentError):
-            storage.open_writer("f", num_bytes=1, block_bytes=0)
-
-    def test_a_writer_takes_contiguous_memory_only(self, storage: Storage) -> None:
-        with storage.open_writer("f", num_bytes=4) as writer, pytest.raises(InvalidArgumentError):
-            writer.append(np.zeros(8, dtype=np.uint8)[::2].data)
-
-    def test_a_file_follows_its_directory_when_that_is_renamed_meanwhile(self, storage: Storage) -> None:
-        storage.make_dir("attempt")
-        with storage.open_writer("attempt/a", num_bytes=1) as kept:
-            with storage.open_writer("attempt/b", num_bytes=1):
-                storage.rename_dir("attempt", "trash")
-                storage.make_dir("attempt")
-                storage.put("attempt/b", b"another's")
-            kept.append(b"1")
-            kept.finish()
-        assert names(storage, "trash") == {"a"}
-        assert storage.get("attempt/b", max_bytes=9) == b"another's"
-
-    def test_a_reader_reads_any_range_and_refuses_what_is_beyond(self, storage: Storage) -> None:
-        storage.put("f", bytes(range(100)))
-        with storage.open_reader("f") as reader:
-            assert reader.num_bytes == 100
-            for offset, length in ((0, 100), (0, 0), (100, 0), (99, 1), (17, 40)):
-                buffer = bytearray(length)
-                reader.read_into(offset, memoryview(buffer))
-                assert buffer == bytes(range(offset, offset + length))
-            with pytest.raises(CorruptDataError) as caught:
-                reader.read_into(90, memoryview(bytearray(11)))
-            assert caught.value.path == storage.describe("f")
-        reader.close()
-
-    def test_open_reader_of_what_is_missing(self, storage: Storage) -> None:
-        error = failed_with(errno.ENOENT, lambda: storage.open_reader("gone"))
-        assert error.path == storage.describe("gone")
-        assert error.hint
-
-
-class TestLocalStorage(StorageContract):
+class TestLocalStorage(DirectoryContract):
     @pytest.fixture
     def rootless(self, tmp_path: Path) -> Storage:
         return LocalStorage(tmp_path / "runs" / "é 1")
 
 
-class TestMemoryStorage(StorageContract):
+class TestMemoryStorage(DirectoryContract):
     @pytest.fixture
     def rootless(self) -> Storage:
         return MemoryStorage()
@@ -449,7 +43,45 @@ class TestMemoryStorage(StorageContract):
         assert names(storage) == {"f"}
 
 
-class TestFaultyStorageAtPeace(StorageContract):
+class TestFaultyStorageAtPeace(DirectoryContract):
     @pytest.fixture
     def rootless(self) -> Storage:
         return FaultyStorage(MemoryStorage())
+
+
+class TestMemoryObjects(StorageContract):
+    @pytest.fixture
+    def rootless(self) -> Storage:
+        return MemoryObjects()
+
+    def test_nothing_is_renamed_and_directories_are_only_what_keys_have_in_front(self, rootless: Storage) -> None:
+        assert not rootless.renames
+        rootless.make_dir("gone/item")
+        assert rootless.list("") == []
+        rootless.put("a/b/f", b"1")
+        assert names(rootless, "a") == {"b"}
+        failed_with(errno.EOPNOTSUPP, lambda: rootless.rename_dir("a", "z"))
+        failed_with(errno.EEXIST, lambda: rootless.make_dir("a", exist_ok=False))
+        assert names(rootless) == {"a"}
+
+
+class TestFaultyObjectsAtPeace(StorageContract):
+    @pytest.fixture
+    def rootless(self) -> Storage:
+        return FaultyStorage(MemoryObjects())
+
+
+def test_a_root_is_opened_by_its_path_or_url(tmp_path: Path) -> None:
+    local = open_storage(tmp_path)
+    assert isinstance(local, LocalStorage)
+    assert open_storage(f"file://{tmp_path}/a%20b").location == f"{tmp_path}/a b"
+    objects = open_storage("memory://contract/run")
+    assert open_storage("memory://contract/run/") is objects
+    assert open_storage("memory://contract/other") is not objects
+    assert objects.describe("1") == "memory://contract/run/1"
+
+
+@pytest.mark.parametrize("root", ["ftp://host/x", "memory://", "file://host/x", "http://a/b"])
+def test_a_url_of_no_known_storage_is_refused(root: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        open_storage(root)

@@ -23,10 +23,10 @@ from typing_extensions import override
 
 from safepoint.formats.checksum import BLOCK_BYTES
 from safepoint.formats.errors import StorageError
-from safepoint.formats.storage import Entry, FileReader, FileWriter, Storage, WrittenFile
+from safepoint.formats.storage import Entry, FileReader, FileWriter, Storage, VersionedBytes, WrittenFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Hashable
 
     from typing_extensions import Buffer
 
@@ -98,6 +98,7 @@ class FaultyStorage(Storage):
         """
         self.inner = inner
         self.location = inner.location
+        self.renames = inner.renames
         self.log: list[Call] = []
         self.num_calls = 0
         self.fired = 0
@@ -179,6 +180,18 @@ class FaultyStorage(Storage):
         self.call("replace", path, lambda: self.inner.replace(path, data))
 
     @override
+    def read_versioned(self, path: str, *, max_bytes: int) -> VersionedBytes | None:
+        return self.call("read_versioned", path, lambda: self.inner.read_versioned(path, max_bytes=max_bytes))
+
+    @override
+    def put_if_unchanged(self, path: str, data: bytes, version: Hashable) -> bool:
+        return self.call("put_if_unchanged", path, lambda: self.inner.put_if_unchanged(path, data, version))
+
+    @override
+    def delete_if_unchanged(self, path: str, version: Hashable) -> bool:
+        return self.call("delete_if_unchanged", path, lambda: self.inner.delete_if_unchanged(path, version))
+
+    @override
     def rename_dir(self, source: str, target: str) -> bool:
         return self.call("rename_dir", f"{source} -> {target}", lambda: self.inner.rename_dir(source, target))
 
@@ -193,6 +206,10 @@ class FaultyStorage(Storage):
     @override
     def delete_tree(self, path: str) -> None:
         self.call("delete_tree", path, lambda: self.inner.delete_tree(path))
+
+    @override
+    def delete_dir(self, path: str) -> bool:
+        return self.call("delete_dir", path, lambda: self.inner.delete_dir(path))
 
     @override
     def free_bytes(self) -> int | None:

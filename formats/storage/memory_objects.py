@@ -1,0 +1,237 @@
+"""MemoryObjects: an object store in memory, as the reference of what object stores promise, for tests and examples.
+
+A flat map from keys to contents. Nothing is renamed; directories are what keys have in front of a "/".
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from typing_extensions import override
+
+from safepoint.formats.checksum import BLOCK_BYTES, digest
+from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
+from safepoint.formats.storage.base import (
+    Entry,
+    FileReader,
+    FileWriter,
+    Storage,
+    VersionedBytes,
+    WrittenFile,
+    split_name,
+    split_path,
+)
+from safepoint.formats.storage.memory import MemoryReader
+from safepoint.formats.storage.system import storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from typing_extensions import Buffer
+
+__all__ = ["MemoryObjects"]
+
+_generations = itertools.count(1)
+
+
+class _Object(NamedTuple):
+    data: bytes
+    generation: int
+
+
+class MemoryObjects(Storage):
+    """Objects in this process's memory."""
+
+    renames = False
+
+    def __init__(self, location: str = "memory:") -> None:
+        """Start empty.
+
+        Args:
+            location: for messages.
+        """
+        self.location = location
+        self._objects: dict[str, _Object] = {}
+        self._lock = threading.RLock()
+
+    @override
+    def make_dir(self, path: str, *, exist_ok: bool = True) -> None:
+        split_path(path)
+        if not exist_ok and self.list(path):
+            raise self._error(errno.EEXIST, "create the directory", path)
+
+    @override
+    def list(self, path: str) -> list[Entry]:
+        start = f"{path}/" if split_path(path) else ""
+        entries: dict[tuple[str, bool], Entry] = {}
+        with self._lock:
+            for key, found in self._objects.items():
+                if key.startswith(start):
+                    name, below, _ = key[len(start) :].partition("/")
+                    entry = Entry(name, bool(below), () if below else (found.generation,))
+                    entries[name, bool(below)] = entry
+        return list(entries.values())
+
+    @override
+    def size(self, path: str) -> int | None:
+        found = self._get(path)
+        return None if found is None else len(found.data)
+
+    @override
+    def get(self, path: str, *, max_bytes: int) -> bytes:
+        found = self.read_versioned(path, max_bytes=max_bytes)
+        if found is None:
+            raise self._error(errno.ENOENT, "read", path)
+        return found.data
+
+    @override
+    def put(self, path: str, data: bytes) -> None:
+        if not self.put_if_absent(path, data):
+            raise self._error(errno.EEXIST, "write", path)
+
+    @override
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        with self._lock:
+            if self._get(path) is not None:
+                return False
+            self.replace(path, data)
+            return True
+
+    @override
+    def replace(self, path: str, data: bytes) -> None:
+        split_name(path)
+        with self._lock:
+            self._objects[path] = _Object(bytes(data), next(_generations))
+
+    @override
+    def read_versioned(self, path: str, *, max_bytes: int) -> VersionedBytes | None:
+        found = self._get(path)
+        if found is None:
+            return None
+        if len(found.data) > max_bytes:
+            raise CorruptDataError(
+                f"the file has {len(found.data):,} bytes where at most {max_bytes:,} are expected",
+                path=self.describe(path),
+            )
+        return VersionedBytes(found.data, found.generation)
+
+    @override
+    def put_if_unchanged(self, path: str, data: bytes, version: Hashable) -> bool:
+        with self._lock:
+            found = self._get(path)
+            if found is None or found.generation != version:
+                return False
+            self.replace(path, data)
+            return True
+
+    @override
+    def delete_if_unchanged(self, path: str, version: Hashable) -> bool:
+        with self._lock:
+            found = self._get(path)
+            if found is not None and found.generation != version:
+                return False
+            self._objects.pop(path, None)
+            return True
+
+    @override
+    def rename_dir(self, source: str, target: str) -> bool:
+        split_name(source)
+        split_name(target)
+        raise self._error(errno.EOPNOTSUPP, f"rename {self.describe(source)} to this name", target)
+
+    @override
+    def sync_dir(self, path: str) -> None:
+        split_path(path)
+
+    @override
+    def delete(self, path: str) -> None:
+        split_name(path)
+        with self._lock:
+            self._objects.pop(path, None)
+
+    @override
+    def delete_tree(self, path: str) -> None:
+        split_name(path)
+        with self._lock:
+            for key in [key for key in self._objects if key == path or key.startswith(f"{path}/")]:
+                del self._objects[key]
+
+    @override
+    def delete_dir(self, path: str) -> bool:
+        split_name(path)
+        return not self.list(path)
+
+    @override
+    def free_bytes(self) -> int | None:
+        return None
+
+    @override
+    def open_writer(self, path: str, *, num_bytes: int, block_bytes: int = BLOCK_BYTES) -> FileWriter:
+        if num_bytes < 0 or block_bytes <= 0:
+            raise InvalidArgumentError(f"cannot write {num_bytes} bytes in blocks of {block_bytes}")
+        if self._get(path) is not None:
+            raise self._error(errno.EEXIST, "write", path)
+        return _ObjectWriter(self, path, num_bytes=num_bytes, block_bytes=block_bytes)
+
+    @override
+    def open_reader(self, path: str) -> FileReader:
+        found = self._get(path)
+        if found is None:
+            raise self._error(errno.ENOENT, "read", path)
+        return MemoryReader(found.data, self.describe(path))
+
+    def _get(self, path: str) -> _Object | None:
+        split_name(path)
+        with self._lock:
+            return self._objects.get(path)
+
+    def _error(self, number: int, action: str, path: str) -> StorageError:
+        return storage_error(OSError(number, ""), action, self.describe(path))
+
+
+class _ObjectWriter(FileWriter):
+    """Gathers the file and puts it at the end: until then nobody sees anything of it."""
+
+    def __init__(self, storage: MemoryObjects, path: str, *, num_bytes: int, block_bytes: int) -> None:
+        self._storage = storage
+        self._path = path
+        self._num_bytes = num_bytes
+        self._block_bytes = block_bytes
+        self._data = bytearray()
+        self._open = True
+
+    @override
+    def append(self, data: Buffer) -> None:
+        self._check_open()
+        view = memoryview(data)
+        if not view.c_contiguous:
+            raise InvalidArgumentError("a writer takes C-contiguous memory only")
+        if len(self._data) + view.nbytes > self._num_bytes:
+            raise self._wrong_size("more")
+        self._data += view.tobytes()
+
+    @override
+    def finish(self) -> WrittenFile:
+        self._check_open()
+        self._open = False
+        data = bytes(self._data)
+        if len(data) != self._num_bytes:
+            raise self._wrong_size("fewer")
+        self._storage.put(self._path, data)
+        starts = range(0, len(data), self._block_bytes)
+        digests = tuple(digest(data[start : start + self._block_bytes]) for start in starts)
+        return WrittenFile(num_bytes=len(data), block_bytes=self._block_bytes, digests=digests)
+
+    @override
+    def abort(self) -> None:
+        self._open = False
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise InvalidArgumentError("this writer was finished or aborted already")
+
+    def _wrong_size(self, what: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{what} bytes appended than announced", path=self._storage.describe(self._path))
