@@ -56,6 +56,7 @@ class CommitRecord:
         timings: seconds by phase, for people.
         extra: whatever else is worth keeping, for people.
         created: UTC time in ISO form, for people only: nothing is ordered by it.
+        linked_bytes: of the data files that an earlier step wrote, and that this one has by a second name.
     """
 
     step: int
@@ -77,6 +78,7 @@ class CommitRecord:
     timings: Mapping[str, JSON] = field(default_factory=dict)
     extra: Mapping[str, JSON] = field(default_factory=dict)
     created: str = ""
+    linked_bytes: int = 0
 
     def to_bytes(self) -> bytes:
         """Return `commit.json`, with a digest of itself; equal records give equal bytes.
@@ -106,6 +108,8 @@ class CommitRecord:
             "extra": dict(self.extra),
             "created": self.created,
         }
+        if self.linked_bytes:
+            value["linked_bytes"] = self.linked_bytes
         return canonical_json({**value, "digest": digest(canonical_json(value))})
 
     @classmethod
@@ -147,6 +151,7 @@ class CommitRecord:
             timings=fields.table("timings"),
             extra=fields.table("extra"),
             created=fields.text("created"),
+            linked_bytes=fields.integer("linked_bytes") if fields.has("linked_bytes") else 0,
         )
 
 

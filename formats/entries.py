@@ -37,8 +37,9 @@ class FileEntry:
         num_bytes: its exact size.
         block_bytes: how many bytes one digest covers; the last block may be short.
         digests: of each block, in order.
-        process_index: the process that wrote it.
-        attempt: the attempt that wrote it.
+        process_index: the process that wrote it, or linked it.
+        attempt: the attempt that wrote it; an earlier step's where it was linked.
+        links: how often it was linked on, from step to step, since it was written.
     """
 
     path: str
@@ -47,10 +48,11 @@ class FileEntry:
     digests: tuple[str, ...]
     process_index: int
     attempt: str
+    links: int = 0
 
     def to_json(self) -> JSON:
         """Return the entry as the manifest has it."""
-        return {
+        value = {
             "path": self.path,
             "num_bytes": self.num_bytes,
             "block_bytes": self.block_bytes,
@@ -58,6 +60,7 @@ class FileEntry:
             "process_index": self.process_index,
             "attempt": self.attempt,
         }
+        return {**value, "links": self.links} if self.links else value
 
     @classmethod
     def from_json(cls, value: JSON, *, index: int, process_count: int, path: str) -> FileEntry:
@@ -76,6 +79,7 @@ class FileEntry:
             digests=tuple(digests),
             process_index=fields.integer("process_index", maximum=process_count - 1),
             attempt=fields.identifier("attempt"),
+            links=fields.integer("links") if fields.has("links") else 0,
         )
         expected = num_blocks(entry.num_bytes, entry.block_bytes)
         if len(digests) != expected:
@@ -106,6 +110,7 @@ class ShardEntry:
         num_bytes: its size: that of the stored items in C order, little-endian.
         key: the file's own name of it.
         stored_shape: of the box that is stored, of which the region is the first corner; None where it is the region.
+        digest: of its bytes, where it was asked for.
     """
 
     region: Region
@@ -114,6 +119,7 @@ class ShardEntry:
     num_bytes: int
     key: str
     stored_shape: tuple[int, ...] | None = None
+    digest: str | None = None
 
     @property
     def stored_region(self) -> Region:
@@ -129,7 +135,9 @@ class ShardEntry:
             "num_bytes": self.num_bytes,
             "key": self.key,
         }
-        return value if self.stored_shape is None else {**value, "stored_shape": list(self.stored_shape)}
+        if self.stored_shape is not None:
+            value["stored_shape"] = list(self.stored_shape)
+        return value if self.digest is None else {**value, "digest": self.digest}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,8 +170,9 @@ class LeafEntry:
         if len(self.shards) != 1 or self.shards[0].stored_shape is not None:
             return known_json(self.to_json(node))
         shard = self.shards[0]
+        digest = "" if shard.digest is None else f'"digest":"{shard.digest}",'
         return (
-            f'{{"dtype":"{self.dtype}","node":{node},"shape":{_text(self.shape)},"shards":[{{"file":{shard.file},'
+            f'{{"dtype":"{self.dtype}","node":{node},"shape":{_text(self.shape)},"shards":[{{{digest}"file":{shard.file},'
             f'"key":{_quoted(shard.key)},"num_bytes":{shard.num_bytes},"offset":{shard.offset},'
             f'"region":[{_text(shard.region.offsets)},{_text(shard.region.shape)}]}}]}}'
         )
@@ -216,8 +225,10 @@ def _read_simple(value: JSON, *, paths: Sequence[TreePath], files: Sequence[File
         if {*map(type, (node, file, offset, num_bytes, *shape, *offsets, *sizes))} != {int}:
             return None  # before anything is made of them: True and 1.0 equal 1
         whole = Region.whole(shape)
+        found = shard.get("digest")
         is_sound = (
             "stored_shape" not in shard
+            and ("digest" not in shard or is_digest(found))
             and type(key) is str
             and sizes == shape
             and not any(offsets)
@@ -228,7 +239,7 @@ def _read_simple(value: JSON, *, paths: Sequence[TreePath], files: Sequence[File
         )
         if not is_sound:
             return None
-        stored = ShardEntry(region=whole, file=file, offset=offset, num_bytes=num_bytes, key=key)
+        stored = ShardEntry(region=whole, file=file, offset=offset, num_bytes=num_bytes, key=key, digest=found)
         return LeafEntry(path=paths[node], dtype=dtype, shape=whole.shape, shards=(stored,))
     except (TypeError, ValueError, LookupError, InvalidArgumentError):
         return None
@@ -251,6 +262,7 @@ def _read_shard(
         num_bytes=shard.integer("num_bytes"),
         key=shard.text("key"),
         stored_shape=_read_stored_shape(shard, region) if shard.has("stored_shape") else None,
+        digest=_read_digest(shard) if shard.has("digest") else None,
     )
     expected = entry.stored_region.num_elements * item_bytes
     if entry.num_bytes != expected:
@@ -262,6 +274,13 @@ def _read_shard(
             f"lies outside its file {file.path} of {file.num_bytes} bytes"
         )
     return entry
+
+
+def _read_digest(shard: Fields) -> str:
+    text = shard.text("digest")
+    if not is_digest(text):
+        raise shard.error("has a digest that is none")
+    return text
 
 
 def _read_stored_shape(shard: Fields, region: Region) -> tuple[int, ...]:

@@ -307,6 +307,21 @@ class Storage(ABC):
             CorruptDataError: it is no regular file.
         """
 
+    def link_file(self, source: str, target: str) -> bool:
+        """Give a file a second name; both are equal from then on. The target's directory is the caller's to sync.
+
+        Returns:
+            False, nothing having changed, where that cannot be had: the storage has no links, it refuses one between
+            these two places or one more of this file, or `source` is gone.
+
+        Raises:
+            StorageError: EEXIST when something is at `target`; ENOENT when its parent is missing.
+            CorruptDataError: `source` is no regular file.
+        """
+        split_name(source)
+        split_name(target)
+        return False
+
     def map_file(self, path: str) -> memoryview | None:
         """Return the content of a file as memory that is read when it is looked at, or None where that cannot be had.
 

@@ -35,6 +35,7 @@ from safepoint.formats.storage.base import (
 from safepoint.formats.storage.block_writer import BlockWriter
 from safepoint.formats.storage.buffers import BUFFERS
 from safepoint.formats.storage.file_lock import held_lock
+from safepoint.formats.storage.linking import link_between
 from safepoint.formats.storage.local_file import CREATE_FLAGS, LocalBlockFile, LocalFileReader, map_descriptor
 from safepoint.formats.storage.local_rename import rename_if_there
 from safepoint.formats.storage.removal import remove_tree
@@ -275,6 +276,17 @@ class LocalStorage(Storage):
                 return LocalFileReader(descriptor, found.st_size, path=self.describe(path), calls=self._calls)
             os.close(descriptor)
         raise self._not_a_file(path)
+
+    @override
+    def link_file(self, source: str, target: str) -> bool:
+        *parents, name = split_name(source)
+        with self._writing(target, 0), self._parent(target) as (target_dir, target_name):
+            try:
+                return link_between(
+                    self._calls, lambda: self._open_directory(tuple(parents)), name, target_dir, target_name
+                )
+            except OSError as error:
+                raise (self._not_a_file(source) if error.errno in _NOT_A_FILE else error) from error
 
     @override
     def map_file(self, path: str) -> memoryview | None:

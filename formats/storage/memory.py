@@ -217,6 +217,18 @@ class MemoryStorage(Storage):
     def open_reader(self, path: str) -> FileReader:
         return MemoryReader(self._content(path), self.describe(path))
 
+    @override
+    def link_file(self, source: str, target: str) -> bool:
+        with self._lock:
+            parent, name = self._parent(target, "write")
+            found = self._find_file(source)
+            if found is None:
+                return False
+            if name in parent.entries:
+                raise self._error(errno.EEXIST, "write", target)
+            self._set(parent, name, found)
+            return True
+
     # Walking; the lock is held
 
     def _find(self, path: str) -> _File | _Directory | None:

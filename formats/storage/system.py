@@ -104,6 +104,7 @@ class SystemCalls:
         preadv: as os.preadv.
         fsync: as os.fsync.
         link: (directory descriptor, existing name, new name): hard link; EEXIST when the new name is taken.
+        link_into: (directory, existing name, directory, new name): the same between two directories.
         rename_noreplace: (directory, name, directory, name) renames unless the target exists (EEXIST); an error of
             `UNSUPPORTED` where kernel, library or file system do not have it.
     """
@@ -113,6 +114,9 @@ class SystemCalls:
     fsync: Callable[[int], None] = os.fsync
     link: Callable[[int, str, str], None] = lambda directory, old, new: os.link(
         old, new, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False
+    )
+    link_into: Callable[[int, str, int, str], None] = lambda source_dir, source, target_dir, target: os.link(
+        source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False
     )
     rename_noreplace: Callable[[int, str, int, str], None] = _rename_noreplace
 

@@ -216,6 +216,10 @@ class FaultyStorage(Storage):
         return self.call("free_bytes", "", self.inner.free_bytes)
 
     @override
+    def link_file(self, source: str, target: str) -> bool:
+        return self.call("link_file", f"{source} -> {target}", lambda: self.inner.link_file(source, target))
+
+    @override
     def open_writer(self, path: str, *, num_bytes: int, block_bytes: int = BLOCK_BYTES) -> FileWriter:
         def open_inner() -> FileWriter:
             return self.inner.open_writer(path, num_bytes=num_bytes, block_bytes=block_bytes)

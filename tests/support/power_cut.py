@@ -184,6 +184,13 @@ class Recorder(FaultyStorage):
         return done
 
     @override
+    def link_file(self, source: str, target: str) -> bool:
+        done = super().link_file(source, target)
+        if done:
+            self._did(f"link_file {source} -> {target}", lambda disk: disk.change(target, disk.find(source)))
+        return done
+
+    @override
     def sync_dir(self, path: str) -> None:
         super().sync_dir(path)
         self._did(f"sync_dir {path}", lambda disk: disk.sync(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,27 @@ def fields_after(heading: str) -> set[str]:
 )
 def test_the_fields_described_are_the_fields_written(heading: str, value: dict[str, object]) -> None:
     assert fields_after(heading) == set(value)
+
+
+def test_the_optional_fields_described_are_written_where_they_say_something() -> None:
+    manifest = example_manifest()
+    file = replace(manifest.files[0], links=3)
+    shard = replace(manifest.leaves[0].shards[0], stored_shape=(3, 3), digest=digest(b""))
+    optional = {
+        "links": (file.to_json(), manifest.files[0].to_json()),
+        "linked_bytes": (
+            json.loads(example_record(linked_bytes=5).to_bytes()),
+            json.loads(example_record().to_bytes()),
+        ),
+        "digest": (shard.to_json(), manifest.leaves[0].shards[0].to_json()),
+        "stored_shape": (shard.to_json(), manifest.leaves[0].shards[0].to_json()),
+    }
+    for name, (value, plain) in optional.items():
+        assert f"`{name}`" in DOCUMENT
+        assert isinstance(value, dict)
+        assert isinstance(plain, dict)
+        assert name in value
+        assert name not in plain
 
 
 def test_the_version_described_is_the_version_written() -> None:
