@@ -286,7 +286,9 @@ class LocalStorage(Storage):
                     self._calls, lambda: self._open_directory(tuple(parents)), name, target_dir, target_name
                 )
             except OSError as error:
-                raise (self._not_a_file(source) if error.errno in _NOT_A_FILE else error) from error
+                if error.errno not in _NOT_A_FILE:
+                    raise
+                raise self._not_a_file(source) from error
 
     @override
     def map_file(self, path: str) -> memoryview | None:
