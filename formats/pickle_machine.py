@@ -15,7 +15,7 @@ from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Record", "read_pickle"]
+__all__ = ["PickleMachine", "Record", "read_pickle"]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ def read_pickle(data: bytes, *, classes: frozenset[str], functions: Mapping[str,
         UnsupportedValueError: a name that is in neither table.
         CorruptDataError: not a pickle, or one that does not work out.
     """
-    machine = _Machine(classes, functions, path)
+    machine = PickleMachine(classes, functions, path)
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name == "STOP":
@@ -79,7 +79,9 @@ _EMPTY: Mapping[str, Callable[[], Any]] = {
 _IGNORED = frozenset({"PROTO", "FRAME"})
 
 
-class _Machine:
+class PickleMachine:
+    """Runs opcodes. What a name stands for is looked up in `_push_name`, and called in `_reduce` and `_newobj`."""
+
     def __init__(self, classes: frozenset[str], functions: Mapping[str, Callable[..., Any]], path: str) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
@@ -88,6 +90,11 @@ class _Machine:
         self._path = path
 
     def run(self, name: str, argument: Any) -> None:
+        """Run one opcode, by the name that `pickletools` gives it.
+
+        Raises:
+            UnsupportedValueError: it does more than hold data.
+        """
         if name in _VALUES:
             self.stack.append(argument)
         elif name in _CONSTANTS:

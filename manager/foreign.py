@@ -46,7 +46,7 @@ class ForeignResult:
     """What was restored.
 
     Attributes:
-        kind: "orbax", "safetensors", "torch" or "dcp".
+        kind: "orbax", "safetensors", "torch", "xlafsdp" or "dcp".
         num_bytes: of arrays that this process read.
         state: tensors and containers, when there was no target; else None.
         metadata: what the checkpoint says of itself.
@@ -76,7 +76,8 @@ def restore_foreign(
 
     Args:
         path: a step or an item of Orbax, a directory of torch.distributed.checkpoint, a safetensors file, a directory
-            of them as Hugging Face writes it, or a file of torch.save.
+            of them as Hugging Face writes it, a file of torch.save (Lightning's .ckpt and those of xm.save, too), or a
+            directory with a file for each rank of torch_xla's FSDP.
         into: the state to fill in place, on the devices and placements that its tensors have now. None returns
             host tensors.
         items: top-level keys of the target to restore; None for all.
@@ -107,7 +108,8 @@ def restore_foreign(
     target = match(
         alignment.structure,
         entries,
-        wanted,
+        into,
+        items=items,
         process_index=0,
         process_count=1,
         adapt=[one for one in adapt if not isinstance(one, Rename)],

@@ -50,7 +50,7 @@ class ForeignCheckpoint:
     """An opened checkpoint.
 
     Attributes:
-        kind: "orbax", "safetensors", "torch" or "dcp".
+        kind: "orbax", "safetensors", "torch", "xlafsdp" or "dcp".
         location: its path.
         tree: containers and plain values, with a `LeafRef` for each array.
         arrays: by the path of their reference.

@@ -10,13 +10,20 @@ from safepoint.formats.foreign.dcp_files import is_dcp, open_dcp
 from safepoint.formats.foreign.orbax_files import is_orbax, open_orbax
 from safepoint.formats.foreign.safetensors_files import is_safetensors, open_safetensors
 from safepoint.formats.foreign.torch_files import is_torch, open_torch
+from safepoint.formats.foreign.xlafsdp_files import is_xlafsdp, open_xlafsdp
 
 if TYPE_CHECKING:
     from safepoint.formats.foreign.base import ForeignCheckpoint
 
 __all__ = ["open_foreign"]
 
-_KINDS = ((is_orbax, open_orbax), (is_dcp, open_dcp), (is_safetensors, open_safetensors), (is_torch, open_torch))
+_KINDS = (
+    (is_orbax, open_orbax),
+    (is_dcp, open_dcp),
+    (is_safetensors, open_safetensors),
+    (is_xlafsdp, open_xlafsdp),
+    (is_torch, open_torch),
+)
 
 
 def open_foreign(path: str | os.PathLike[str]) -> ForeignCheckpoint:
@@ -38,5 +45,5 @@ def open_foreign(path: str | os.PathLike[str]) -> ForeignCheckpoint:
         "this is no checkpoint that can be read",
         path=location,
         hint="Known are steps and items of Orbax, directories of torch.distributed.checkpoint, .safetensors files and "
-        "directories of them, and files of torch.save.",
+        "directories of them, files of torch.save, and directories of those that torch_xla's FSDP saved by rank.",
     )

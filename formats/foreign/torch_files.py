@@ -6,6 +6,7 @@ Files of torch's zip format are mapped, so that only what is wanted is read. Lig
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES, dtype_name
 from safepoint.formats.errors import CorruptDataError, StorageError, UnsupportedValueError
 from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, checked_region
+from safepoint.formats.foreign.pickle_search import find_named
+from safepoint.formats.tree import display_path
 
 if TYPE_CHECKING:
     from safepoint.formats.region import Region
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["TensorArray", "is_torch", "load_tree", "open_torch"]
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
-_ZIP_START = b"PK\x03\x04"
+_ZIP_START = b"PK"
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def is_torch(path: str) -> bool:
@@ -32,7 +36,7 @@ def is_torch(path: str) -> bool:
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
-        return file.read(4) == _ZIP_START or path.endswith(_SUFFIXES)
+        return file.read(2) == _ZIP_START or path.endswith(_SUFFIXES)
 
 
 def open_torch(path: str) -> ForeignCheckpoint:
@@ -52,7 +56,7 @@ def load_tree(path: str) -> Any:
     """Return what torch's restricted reader makes of a file; its tensors are on the CPU."""
     try:
         with open(path, "rb") as file:
-            is_zip = file.read(4) == _ZIP_START
+            is_zip = file.read(2) == _ZIP_START
         if is_zip and not zipfile.is_zipfile(path):
             raise CorruptDataError("the file is cut short: it has no directory at its end", path=path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -63,9 +67,12 @@ def load_tree(path: str) -> Any:
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "weights_only" in str(error).lower() or "unsupported" in text.lower():
+            named = _GLOBAL.search(str(error))
+            place = find_named(path, named[1]) if named is not None else None
             raise UnsupportedValueError(
                 f"the file holds more than tensors and plain values: {_cause(str(error))}",
                 path=path,
+                leaf=display_path(place) if place else None,
                 hint="Save it again without objects of your own: their state_dict, or plain values.",
             ) from error
         raise CorruptDataError(f"the file cannot be read: {text}", path=path) from error
