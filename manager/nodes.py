@@ -5,7 +5,9 @@
     list, tuple  {"length"}; children 0, 1, …        deque  {"length", "maxlen"}
     namedtuple, dataclass   {"class", "fields"}; children by field
     array        None, or {"kind": "numpy", "dtype"}; its data is in the files. "dtype" is there where the leaf's does
-                 not say all: of arrays kept as bytes, and of those in another byte order
+                 not say all: of arrays kept as bytes, and of those in another byte order. Besides, where it shows a
+                 memory that others show too and is stored by itself all the same:
+                 "memory": {"first": keys of the first of them, "num_bytes", "window"}
     alias        {"path": keys}, and what an array has: the same memory as the array at that path
     view         {"path": keys, "window": a `Window`, "base": data of that array's node}, and what an array has: a part
                  of its memory. Where no array of the state holds what several views show, a child of the first does
@@ -22,7 +24,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 from safepoint.formats.manifest import JSON, Node, PathKey, TreePath
@@ -36,6 +38,7 @@ __all__ = [
     "ARRAYS",
     "FACTORIES",
     "MAPPINGS",
+    "MAX_SPREAD",
     "SEQUENCES",
     "alias_node",
     "alias_path",
@@ -45,12 +48,17 @@ __all__ = [
     "encode_metadata",
     "is_namedtuple",
     "mapping_node",
+    "memory_node",
+    "memory_of",
     "node_data",
     "view_node",
 ]
 
 ARRAYS = frozenset({"array", "alias", "view"})
 """Kinds of nodes that are an array in the state."""
+
+MAX_SPREAD = 1024
+"""How many times larger than the arrays that show it a memory may be, where each of them is stored by itself."""
 
 MAPPINGS: Mapping[str | None, type[dict[Any, Any]]] = {
     None: dict,
@@ -174,6 +182,48 @@ def view_node(path: TreePath, base: Node, window: Window, node: Node) -> Node:
     """Return the node that says: this window on the array at `path`; it takes the place of an array's node."""
     data = {**node_data(node), "path": [key_to_json(key) for key in path], "window": window.to_json()}
     return Node(kind="view", data={**data, "base": base.data} if base.data else data)
+
+
+def memory_node(first: TreePath, window: Window, *, num_bytes: int, node: Node) -> Node:
+    """Return the node of an array that is stored by itself, and shows part of a memory with others.
+
+    Args:
+        first: the first of them.
+        window: where in the memory it lies.
+        num_bytes: of the memory.
+        node: of the array.
+    """
+    memory = {"first": [key_to_json(key) for key in first], "num_bytes": num_bytes, "window": window.to_json()}
+    return Node(kind=node.kind, data={**node_data(node), "memory": memory})
+
+
+class SharedMemory(NamedTuple):
+    """What the node of an array says of a memory that others show too.
+
+    Attributes:
+        first: path of the first array that shows it, by which it is known.
+        num_bytes: of the memory.
+        window: where in it the array lies, as the file has it.
+    """
+
+    first: TreePath
+    num_bytes: int
+    window: JSON
+
+
+def memory_of(node: Node) -> SharedMemory | None:
+    """Return which memory an array or alias shows with others that are stored by themselves; None for most.
+
+    Raises:
+        CorruptDataError: it says so in no way that a save could have written.
+    """
+    memory = node_data(node).get("memory")
+    if memory is None or node.kind == "view":
+        return None
+    keys, num_bytes = (memory.get("first"), memory.get("num_bytes")) if isinstance(memory, dict) else (None, None)
+    if not isinstance(keys, list) or type(num_bytes) is not int or num_bytes < 1:
+        raise CorruptDataError("an array does not say which memory it shows")
+    return SharedMemory(tuple(key_from_json(key) for key in keys), num_bytes, memory.get("window"))
 
 
 def base_data(node: Node) -> Mapping[str, JSON]:

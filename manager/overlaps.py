@@ -3,25 +3,32 @@
 An array that holds all that another one shows keeps it: the other becomes a window on it. Arrays of which none holds
 the others, as `x[:6]` and `x[4:]`, become windows on a pool, which holds what they show together.
 
-Pure: works on addresses. Arrays that merely interleave, as the columns of a matrix, share nothing. Where the places of
-overlapping arrays have no common lattice and a pool would hold much that none of them shows, they stay apart.
+Where a pool would hold much that none of them shows (a row and a column of a large matrix, say), they are stored one by
+one, and where each lies in their common memory is told beside them.
+
+Pure: works on addresses. Arrays that merely interleave, as the columns of a matrix, share nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from safepoint.manager.windows import Axis, Lattice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from safepoint.manager.adapters import Memory
 
-__all__ = ["Sharing", "find_sharings"]
+__all__ = ["Sharing", "find_sharings", "tell_places"]
 
 _MAX_POOL = 2  # times the bytes that its arrays show
+_MAX_WORK = 100_000  # steps for finding out whether two arrays share an element; it takes some dozens but by design
+_ALIGNMENT = 16  # of the largest item
 
 Place = tuple[int, tuple[int, ...]]
 """Start and strides of a window, in bytes."""
@@ -29,17 +36,19 @@ Place = tuple[int, tuple[int, ...]]
 
 @dataclass(kw_only=True, slots=True)
 class Sharing:
-    """Arrays whose memory is stored once.
+    """Arrays that show one memory.
 
     Attributes:
         base: the number of the array that holds what all show; None for a pool.
         num_bytes: of the pool; 0 where an array is the base.
         places: by the number of each other array, where in the base or pool it lies.
+        is_stored: whether the pool is what is stored. Else each array is, and `places` tells where it lies in memory.
     """
 
     base: int | None
     num_bytes: int = 0
     places: dict[int, Place] = field(default_factory=dict)
+    is_stored: bool = True
 
 
 @dataclass(slots=True)
@@ -55,7 +64,7 @@ class _Array:
 
 
 def find_sharings(memories: Sequence[Memory | None]) -> list[Sharing]:
-    """Return what is to be stored once; arrays that share nothing are in none of it.
+    """Return which arrays show one memory; those that share nothing are in none of it.
 
     Args:
         memories: of distinct arrays; None for those of which nothing is known.
@@ -72,6 +81,23 @@ def find_sharings(memories: Sequence[Memory | None]) -> list[Sharing]:
                 places = {array.number: place for array, place in root.inside}
                 found.append(Sharing(base=root.number, places=places))
     return found
+
+
+def tell_places(memories: Sequence[Memory | None], sharing: Sharing) -> Sharing:
+    """Return where the arrays of a sharing lie in memory, for storing each of them by itself."""
+    numbers = sorted({*sharing.places, *([] if sharing.base is None else [sharing.base])})
+    return _spread([_measure(number, memory) for number in numbers if (memory := memories[number]) is not None])
+
+
+def _spread(arrays: Sequence[_Array]) -> Sharing:
+    origin = min(array.low for array in arrays)
+    origin -= origin % _ALIGNMENT
+    return Sharing(
+        base=None,
+        num_bytes=max(array.high for array in arrays) - origin,
+        places={array.number: (array.memory.start - origin, array.memory.strides) for array in arrays},
+        is_stored=False,
+    )
 
 
 def _neighbours(memories: Sequence[Memory | None]) -> Iterator[list[_Array]]:
@@ -151,10 +177,12 @@ def _pools(roots: Sequence[_Array]) -> Iterator[Sharing]:
     is_regular = _tells_apart(boxes, strides)
     if not is_regular:
         boxes, strides = together, [1]
-    for members in _overlapping(boxes):
+    for members in _overlapping(boxes, _meet if is_regular else _share_an_element):
         pool = _pool(members, origin, strides)
-        if pool is not None:
-            yield pool
+        if pool is None:
+            inner = [array for box in members for array, _ in box.array.inside]
+            pool = _spread([*(box.array for box in members), *inner])
+        yield pool
 
 
 def _steps(array: _Array) -> list[int]:
@@ -188,7 +216,7 @@ def _tells_apart(boxes: Sequence[_Box], strides: Sequence[int]) -> bool:
     return True
 
 
-def _overlapping(boxes: Sequence[_Box]) -> Iterator[list[_Box]]:
+def _overlapping(boxes: Sequence[_Box], meet: Callable[[_Box, _Box], bool]) -> Iterator[list[_Box]]:
     """Yield each connected set of at least two boxes that overlap."""
     leader = list(range(len(boxes)))
 
@@ -204,7 +232,7 @@ def _overlapping(boxes: Sequence[_Box]) -> Iterator[list[_Box]]:
         box = boxes[number]
         active = [other for other in active if boxes[other].array.high > box.array.low]
         for other in active:
-            if _meet(box, boxes[other]):
+            if find(number) != find(other) and meet(box, boxes[other]):
                 leader[find(number)] = find(other)
         active.append(number)
     members: dict[int, list[_Box]] = {}
@@ -218,6 +246,25 @@ def _meet(one: _Box, other: _Box) -> bool:
         low <= other_high and other_low <= high
         for low, high, other_low, other_high in zip(one.low, one.high, other.low, other.high, strict=True)
     )
+
+
+def _share_an_element(one: _Box, other: _Box) -> bool:
+    try:
+        return np.shares_memory(_ghost(one.array.memory), _ghost(other.array.memory), max_work=_MAX_WORK)  # type: ignore[arg-type]  # any number
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _ghost(memory: Memory) -> np.ndarray[Any, Any]:
+    """Return an array of the same places, of which only the geometry is ever looked at: it may be on a device."""
+    interface = {
+        "version": 3,
+        "typestr": f"|V{memory.item_bytes}",
+        "data": (memory.start, True),
+        "shape": memory.shape,
+        "strides": memory.strides,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def _pool(members: Sequence[_Box], origin: int, strides: Sequence[int]) -> Sharing | None:

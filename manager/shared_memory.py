@@ -1,28 +1,31 @@
 """Arrays of a state that show one memory: stored once, each in its place.
 
 After a walk found all arrays, those that show parts of others become nodes of kind "view", and the memory of those that
-overlap without one holding the rest becomes a leaf of its own, below the first of them. Copies nothing before the pool
-is read. Where memory overlaps is `overlaps`'; must not know targets.
+overlap without one holding the rest becomes a leaf of its own, below the first of them. Arrays that are stored one by
+one all the same say where in their memory they lie, so that they can show it together again. Copies nothing before the
+pool is read. Where memory overlaps is `overlaps`'; must not know targets.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
+from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.manifest import Node, TaggedKey, TreePath, display_path
 from safepoint.formats.region import Region
 from safepoint.manager.adapters import ArrayLeaf, ArraySpec
-from safepoint.manager.nodes import alias_path, view_node
-from safepoint.manager.overlaps import Place, Sharing, find_sharings
+from safepoint.manager.nodes import MAX_SPREAD, alias_node, alias_path, memory_node, view_node
+from safepoint.manager.overlaps import Place, Sharing, find_sharings, tell_places
 from safepoint.manager.sources import raw_view
 from safepoint.manager.windows import Window, open_window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["POOL_KEY", "PoolLeaf", "Share", "put", "share_for", "store_apart", "store_once", "take", "window_on"]
 
@@ -47,24 +50,60 @@ def share_for(file_format: str) -> Share:
 
 
 def store_apart(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) -> None:
-    """Leave every array as it is; equal ones are aliases all the same."""
-    del nodes, arrays
+    """Leave the data of every array where it is, and note which show one memory; equal ones are aliases already.
+
+    Raises:
+        UnsupportedValueError: arrays that share a few elements of a memory that is far larger than they are.
+    """
+    memories = [leaf.memory() for leaf in arrays.values()]
+    _rewrite(nodes, arrays, [tell_places(memories, sharing) for sharing in find_sharings(memories)])
 
 
 def store_once(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) -> None:
-    """Rewrite a flattened state so that each byte of memory is a leaf's once."""
+    """Rewrite a flattened state so that each byte of memory is a leaf's once, where that saves any.
+
+    Raises:
+        UnsupportedValueError: arrays that share a few elements of a memory that is far larger than they are.
+    """
+    _rewrite(nodes, arrays, find_sharings([leaf.memory() for leaf in arrays.values()]))
+
+
+def _rewrite(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf], sharings: Sequence[Sharing]) -> None:
     paths = list(arrays)
-    views: dict[TreePath, Node] = {}
-    for sharing in find_sharings([leaf.memory() for leaf in arrays.values()]):
+    changed: dict[TreePath, Node] = {}
+    for sharing in sharings:
+        if not sharing.is_stored:
+            changed |= _memory_nodes(sharing, paths, nodes, arrays)
+            continue
         base = _pool(sharing, paths, nodes, arrays) if sharing.base is None else paths[sharing.base]
         for number, place in sharing.places.items():
             path = paths[number]
-            window = window_on(arrays.pop(path), place)
-            nodes[path] = views[path] = view_node(base, nodes[base], window, nodes[path])
-    if views:
+            changed[path] = view_node(base, nodes[base], window_on(arrays.pop(path), place), nodes[path])
+    if changed:
+        nodes |= changed
         for path, node in nodes.items():
-            if node.kind == "alias":
-                nodes[path] = views.get(alias_path(node), node)
+            if node.kind == "alias" and (array := changed.get(alias_path(node))) is not None:
+                nodes[path] = array if array.kind == "view" else alias_node(alias_path(node), array)
+
+
+def _memory_nodes(
+    sharing: Sharing, paths: Sequence[TreePath], nodes: Mapping[TreePath, Node], arrays: Mapping[TreePath, ArrayLeaf]
+) -> dict[TreePath, Node]:
+    """Return the nodes of arrays that are stored one by one, with their places in the memory that they show."""
+    windows = {number: window_on(arrays[paths[number]], place) for number, place in sorted(sharing.places.items())}
+    shown = sum(math.prod(window.shape) * ITEM_BYTES[window.dtype] for window in windows.values())
+    first, *others = [paths[number] for number in windows]
+    if sharing.num_bytes > MAX_SPREAD * shown or not all(window.is_aligned for window in windows.values()):
+        raise UnsupportedValueError(
+            f"it shares elements with {display_path(others[0])} in a way that cannot be kept: "
+            f"{len(windows)} arrays of {shown} bytes show {sharing.num_bytes} bytes of memory",
+            leaf=display_path(first),
+            hint="Save a copy of one of them: `tensor.clone()`, or `array.copy()`.",
+        )
+    return {
+        paths[number]: memory_node(first, window, num_bytes=sharing.num_bytes, node=nodes[paths[number]])
+        for number, window in windows.items()
+    }
 
 
 def window_on(leaf: ArrayLeaf, place: Place) -> Window:

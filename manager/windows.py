@@ -96,8 +96,14 @@ class Window:
         high = self.start + sum(part for part in reach if part > 0) + item_bytes
         if low < 0 or high > num_bytes:
             raise CorruptDataError("a view of another leaf reaches beyond it")
-        if any(offset % item_bytes for offset in (self.start, *self.strides)):
+        if not self.is_aligned:
             raise CorruptDataError("a view of another leaf lies between its items")
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether start and strides are whole numbers of items."""
+        item_bytes = ITEM_BYTES[self.dtype]
+        return not any(offset % item_bytes for offset in (self.start, *self.strides))
 
 
 def _ints(value: object) -> tuple[int, ...] | None:

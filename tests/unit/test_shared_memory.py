@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from safepoint.formats.errors import CorruptDataError
+from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
+from safepoint.formats.manifest import Node
 from safepoint.manager import CheckpointManager
 from safepoint.manager.errors import StructureMismatchError
 from safepoint.manager.windows import Window
@@ -57,6 +58,13 @@ TORCH: dict[str, tuple[Callable[[], torch.Tensor], Callable[[Any], State], int]]
     "two conjugates overlap": (numbers, lambda x: {"a": x[:12].conj(), "b": x[8:].conj()}, 160),
     "two dtypes overlap": (line, lambda x: {"a": x[:12], "b": x[8:].view(torch.int32)}, 80),
     "irregular": (line, lambda x: {"a": x[0:10:2], "b": x[0:10:3]}, 40),
+    "strides without a common measure": (lambda: torch.arange(400.0), lambda x: {"a": x[::7], "b": x[::11]}, 380),
+    "strides of their own": (lambda: torch.arange(400.0), lambda x: {"a": x[::14], "b": x[1::21]}, 192),
+    "a row and a column": (
+        lambda: torch.arange(2500.0).reshape(50, 50),
+        lambda x: {"a": x[3], "b": x[:, 4], "c": x[3, :5], "d": x[:, 4].view(torch.int32)},
+        620,
+    ),
     "expanded": (lambda: torch.ones(1), lambda x: {"a": x.expand(4), "b": x}, 16),
     "columns of their own": (grid, lambda x: {"q": x[:, :5], "k": x[:, 5:]}, 240),
     "rows of their own": (grid, lambda x: {"q": x[:3], "k": x[3:]}, 240),
@@ -214,10 +222,84 @@ def test_formats_that_other_tools_read_hold_every_array_whole(tmp_path: Path, na
     state = make(torch.arange(16.0), dates)
     with CheckpointManager(tmp_path, format=name, mode=mode) as manager:
         manager.save(1, state)
-        assert same_content(manager.restore(1).state, state)
+        back = manager.restore(1).state
+        assert back is not None
+        assert same_content(back, state)
+        back["a"][7:].fill_(-1)  # each was stored by itself, and shows the memory that it showed
+        assert [back["b"][:4].tolist(), back["c"]["x"].tolist()] == [[6, -1, -1, -1], [-1, -1]]
+        assert back["c"]["same"] is back["a"]
         live = make(torch.zeros(16), np.zeros_like(dates))
         manager.restore(1, live)
     assert same_content(live, state)
+
+
+def test_numpy_arrays_that_are_stored_one_by_one_share_their_memory_again() -> None:
+    memory = np.arange(400).reshape(20, 20)
+    dates = memory.astype("M8[s]")
+    state = {"row": memory[3, ::-1], "column": memory[:, 4], "dates": dates[3], "other": dates[::-1, 4]}
+    back = save_step(state).without_target()
+    assert same_content(back, state)
+    back["column"][3] = -1
+    back["other"][-4] = dates[0, 0]
+    assert back["row"][-5] == -1
+    assert back["dates"][4] == dates[0, 0]
+    assert back["row"].strides == state["row"].strides
+
+
+def test_arrays_that_share_a_little_of_a_memory_far_larger_than_they_are_are_refused_by_name() -> None:
+    memory = torch.zeros(4_000_000)
+    state = {"a": {"x": memory[::1_999_999]}, "b": memory[::1_999_998]}
+    with pytest.raises(UnsupportedValueError, match=r"shares elements with b .* 24 bytes show \d+ bytes") as caught:
+        save_step(state)
+    assert caught.value.leaf == "a.x"
+    assert "clone()" in str(caught.value)
+    save_step({**state, "b": state["b"].clone()})
+
+
+def test_of_arrays_that_show_one_memory_a_part_comes_back_without_the_rest_of_it() -> None:
+    grid_ = torch.arange(2500.0).reshape(50, 50)
+    step = save_step({"a": grid_[3], "b": grid_[:, 4], "c": grid_[3]})
+    back = step.without_target(items=["b"])
+    assert back["b"].untyped_storage().nbytes() == 200
+    back = step.without_target(items=["b", "c"])
+    back["b"][3] = -1
+    assert back["c"][4] == -1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first": None},
+        {"first": [{"nonsense": 1}]},
+        {"num_bytes": 8},
+        {"num_bytes": "8"},
+        {"num_bytes": True},
+        {"window": None},
+        {"window": {"start": 0, "shape": [50], "strides": [4], "dtype": "int32"}},
+        {"window": {"start": 0, "shape": [49], "strides": [4], "dtype": "float32"}},
+        {"window": {"start": 0, "shape": [50], "strides": [-4], "dtype": "float32"}},
+    ],
+    ids=str,
+)
+def test_a_memory_from_a_file_is_one_that_a_save_could_have_written(changes: dict[str, Any]) -> None:
+    memory = torch.arange(2500.0).reshape(50, 50)
+    step = save_step({"a": memory[3], "b": memory[:, 4]})
+    for path in [("a",), ("b",)]:
+        data: Any = step.structure[path].data
+        step.structure[path] = Node(kind="array", data={"memory": {**data["memory"], **changes}})
+    with pytest.raises(CorruptDataError) as caught:
+        step.without_target()
+    assert "memory" in caught.value.message or "view" in caught.value.message or "key" in caught.value.message
+
+
+def test_a_memory_from_a_file_that_is_far_larger_than_its_arrays_is_not_made() -> None:
+    memory = torch.arange(2500.0).reshape(50, 50)
+    step = save_step({"a": memory[3], "b": memory[:, 4]})
+    for path in [("a",), ("b",)]:
+        data: Any = step.structure[path].data
+        step.structure[path] = Node(kind="array", data={"memory": {**data["memory"], "num_bytes": 1 << 60}})
+    back = step.without_target()
+    assert [value.untyped_storage().nbytes() for value in back.values()] == [200, 200]
 
 
 # -- targets that share what the step has apart ------------------------------------------------------------------------
