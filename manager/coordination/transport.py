@@ -57,7 +57,7 @@ class GlooTransport(Transport):
             try:
                 return ProcessGroupGloo(store, process_index, process_count, timeout)
             except (RuntimeError, OSError):
-                absent.extend(each for each in range(process_count) if not store.check([f"came/{each}"]))
+                absent.extend(_absent(store, process_count))
                 raise
 
         self._worker: Worker[Any] = Worker("safepoint-transport", make)
@@ -113,6 +113,14 @@ class GlooTransport(Transport):
         except BaseException:
             self.is_sound = False
             raise
+
+
+def _absent(store: Store, process_count: int) -> list[int]:
+    """Return the processes that did not come; the one that serves the store, where that is no more."""
+    try:
+        return [each for each in range(process_count) if not store.check([f"came/{each}"])]
+    except (RuntimeError, OSError):
+        return [0]
 
 
 def _first_line(error: BaseException) -> str:
