@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadSegment", "read_blocks", "read_segments", "verify_file"]
 
-_NUM_THREADS = 2
 _BYTES_WORTH_A_THREAD = 4 << 20
 _BYTES_WORTH_A_READ = 128 << 10
 
@@ -58,7 +57,7 @@ def read_segments(
     files: Sequence[FileEntry],
     segments: Iterable[ReadSegment],
     *,
-    num_threads: int = _NUM_THREADS,
+    num_threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
     """Fill the targets of all segments, verifying every block that they touch.
@@ -71,7 +70,7 @@ def read_segments(
         prefix: the step's directory.
         files: as in the step's manifest.
         segments: in any order; several may want the same bytes, but their targets must not overlap.
-        num_threads: threads that read, this one included.
+        num_threads: threads that read, this one included; None for as many as the storage can use.
         progress: called after each block with the bytes read for it, from any of the threads, never twice at once.
 
     Returns:
@@ -91,7 +90,7 @@ def read_segments(
     wanted_bytes = sum(len(segment.target) for wanted in by_file.values() for segment in wanted)
     helpers: list[threading.Thread] = []
     try:
-        for _ in range(min(num_threads - 1, wanted_bytes // _BYTES_WORTH_A_THREAD)):
+        for _ in range(min((num_threads or storage.num_streams) - 1, wanted_bytes // _BYTES_WORTH_A_THREAD)):
             helper = threading.Thread(target=source.work, name="safepoint-reader", daemon=True)
             try:
                 helper.start()
@@ -139,7 +138,7 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry) -> Iterator[mem
     path = _join(prefix, entry.path)
     buffer = BUFFERS.take_anyway(entry.block_bytes)
     try:
-        with storage.open_reader(path) as reader:
+        with storage.open_reader(path, num_bytes=entry.num_bytes) as reader:
             _check_size(reader, entry, storage.describe(path))
             for number in range(len(entry.digests)):
                 start, end = _bounds(entry, number)
@@ -259,7 +258,7 @@ class _Source:
     def _open_file(self, entry: FileEntry, leaf: str) -> _OpenFile:
         path = _join(self._prefix, entry.path)
         try:
-            reader = self._storage.open_reader(path)
+            reader = self._storage.open_reader(path, num_bytes=entry.num_bytes)
         except CheckpointError as error:
             raise _in_restore(error, leaf) from None
         try:
@@ -279,8 +278,7 @@ def _read_block(task: _Task, buffer: memoryview) -> int:
     else:
         parts = _scattered(task.segments, start, end, buffer) or [(start, buffer[: end - start])]
     try:
-        for first, part in parts:
-            task.file.reader.read_into(first, part)
+        task.file.reader.read_parts_into(start, [part for _, part in parts])
         _check_parts([part for _, part in parts], entry, task.number, task.file.path)
     except CheckpointError as error:
         raise _in_restore(error, task.segments[0].leaf) from None

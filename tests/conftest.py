@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.object_fixtures import gs, object_server, s3, unused_prefix  # noqa: F401 - fixtures for all tests
 from support.process_pool import PoolView, ProcessPool
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ from safepoint.formats.storage.base import Entry, FileReader, FileWriter, Storag
 from safepoint.formats.storage.local import LocalStorage
 from safepoint.formats.storage.memory import MemoryStorage
 from safepoint.formats.storage.memory_objects import MemoryObjects
+from safepoint.formats.storage.objects import ObjectStorage
 from safepoint.formats.storage.opening import open_storage
+from safepoint.formats.storage.options import StorageOptions
 
 __all__ = [
     "Entry",
@@ -15,7 +17,9 @@ __all__ = [
     "LocalStorage",
     "MemoryObjects",
     "MemoryStorage",
+    "ObjectStorage",
     "Storage",
+    "StorageOptions",
     "VersionedBytes",
     "WrittenFile",
     "open_storage",

@@ -139,6 +139,17 @@ class FileReader(ABC):
             StorageError: the storage failed.
         """
 
+    def read_parts_into(self, offset: int, parts: list[memoryview]) -> None:
+        """Fill buffers one after the other with the bytes from `offset` on, in one request where that is cheaper.
+
+        Raises:
+            CorruptDataError: the file ends before the last is full.
+            StorageError: the storage failed.
+        """
+        for part in parts:
+            self.read_into(offset, part)
+            offset += len(part)
+
     @abstractmethod
     def close(self) -> None:
         """Release the file; idempotent."""
@@ -160,6 +171,9 @@ class Storage(ABC):
 
     renames: bool = True
     """Whether `rename_dir` is one step here. Object stores have none: it is a bug of ours to call it there."""
+
+    num_streams: int = 2
+    """Files, or ranges of them, that are worth moving at once, each by a thread of its own."""
 
     def describe(self, path: str) -> str:
         """Return `path` in full, for messages and the `path` of errors."""
@@ -184,8 +198,12 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def size(self, path: str) -> int | None:
+    def size(self, path: str, *, expected: int | None = None) -> int | None:
         """Return the size of a file in bytes, None when there is nothing by that name.
+
+        Args:
+            path: the file.
+            expected: what it probably is; some object stores must search otherwise.
 
         Raises:
             CorruptDataError: something else than a regular file is there.
@@ -295,12 +313,16 @@ class Storage(ABC):
             block_bytes: size of the digested blocks; the default but for tests.
 
         Raises:
-            StorageError: EEXIST when something is there already.
+            StorageError: EEXIST when something is there already; object stores may find that out in `finish`.
         """
 
     @abstractmethod
-    def open_reader(self, path: str) -> FileReader:
+    def open_reader(self, path: str, *, num_bytes: int | None = None) -> FileReader:
         """Open a file for reading.
+
+        Args:
+            path: the file.
+            num_bytes: what its size probably is; some object stores must search otherwise.
 
         Raises:
             StorageError: ENOENT when it is missing.

@@ -114,7 +114,7 @@ class LocalStorage(Storage):
         return entries
 
     @override
-    def size(self, path: str) -> int | None:
+    def size(self, path: str, *, expected: int | None = None) -> int | None:
         try:
             with self._reading("look at", path), self._parent(path) as (parent, name):
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -268,7 +268,7 @@ class LocalStorage(Storage):
         return BlockWriter(file, num_bytes=num_bytes, block_bytes=block_bytes, pool=BUFFERS)
 
     @override
-    def open_reader(self, path: str) -> LocalFileReader:
+    def open_reader(self, path: str, *, num_bytes: int | None = None) -> LocalFileReader:
         with self._reading("read", path), self._parent(path) as (parent, name):
             descriptor = os.open(name, _READ_FLAGS, dir_fd=parent)
             found = os.fstat(descriptor)

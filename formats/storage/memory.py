@@ -86,7 +86,7 @@ class MemoryStorage(Storage):
             return [] if found is None else [_entry(name, child) for name, child in found.entries.items()]
 
     @override
-    def size(self, path: str) -> int | None:
+    def size(self, path: str, *, expected: int | None = None) -> int | None:
         with self._lock:
             found = self._find_file(path)
             return None if found is None else len(found.data)
@@ -214,7 +214,7 @@ class MemoryStorage(Storage):
             return _MemoryWriter(self, path, num_bytes=num_bytes, block_bytes=block_bytes)
 
     @override
-    def open_reader(self, path: str) -> FileReader:
+    def open_reader(self, path: str, *, num_bytes: int | None = None) -> FileReader:
         return MemoryReader(self._content(path), self.describe(path))
 
     @override

@@ -76,7 +76,7 @@ class MemoryObjects(Storage):
         return list(entries.values())
 
     @override
-    def size(self, path: str) -> int | None:
+    def size(self, path: str, *, expected: int | None = None) -> int | None:
         found = self._get(path)
         return None if found is None else len(found.data)
 
@@ -177,7 +177,7 @@ class MemoryObjects(Storage):
         return _ObjectWriter(self, path, num_bytes=num_bytes, block_bytes=block_bytes)
 
     @override
-    def open_reader(self, path: str) -> FileReader:
+    def open_reader(self, path: str, *, num_bytes: int | None = None) -> FileReader:
         found = self._get(path)
         if found is None:
             raise self._error(errno.ENOENT, "read", path)

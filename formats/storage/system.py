@@ -38,7 +38,7 @@ _HINTS = {
     errno.EIO: "The device failed, also when asked again: check the disk and the kernel's log.",
     errno.EMFILE: "This process has too many files open: raise `ulimit -n`.",
     errno.ENFILE: "This machine has too many files open: raise fs.file-max.",
-    errno.ENAMETOOLONG: "The file system does not take names as long as this one: shorten it.",
+    errno.ENAMETOOLONG: "The storage does not take names as long as this one: shorten it.",
     errno.ENOTDIR: "A file or symbolic link stands where a directory is needed; links are not followed below the root.",
     errno.ELOOP: "A symbolic link is in the way; links are not followed below the root.",
     errno.ESTALE: "The network file system lost this file: check the mount, then try again.",

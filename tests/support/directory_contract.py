@@ -41,6 +41,12 @@ class DirectoryContract(StorageContract):
         failed_with(errno.ENOENT, lambda: storage.make_dir("gone/item"))
         assert storage.list("") == []
 
+    def test_a_line_break_in_a_name_goes_round(self, storage: Storage) -> None:
+        storage.make_dir("new\nline")
+        storage.put("new\nline/a\nb", b"x")
+        assert names(storage, "new\nline") == {"a\nb"}
+        assert storage.get("new\nline/a\nb", max_bytes=1) == b"x"
+
     def test_make_dir_refuses_the_name_of_a_file(self, storage: Storage) -> None:
         storage.put("a", b"1")
         failed_with(errno.EEXIST, lambda: storage.make_dir("a"))

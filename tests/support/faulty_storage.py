@@ -160,8 +160,8 @@ class FaultyStorage(Storage):
         return self.call("list", path, lambda: self.inner.list(path))
 
     @override
-    def size(self, path: str) -> int | None:
-        return self.call("size", path, lambda: self.inner.size(path))
+    def size(self, path: str, *, expected: int | None = None) -> int | None:
+        return self.call("size", path, lambda: self.inner.size(path, expected=expected))
 
     @override
     def get(self, path: str, *, max_bytes: int) -> bytes:
@@ -227,8 +227,11 @@ class FaultyStorage(Storage):
         return _FaultyWriter(self, path, self.call("open_writer", path, open_inner))
 
     @override
-    def open_reader(self, path: str) -> FileReader:
-        return _FaultyReader(self, path, self.call("open_reader", path, lambda: self.inner.open_reader(path)))
+    def open_reader(self, path: str, *, num_bytes: int | None = None) -> FileReader:
+        def open_inner() -> FileReader:
+            return self.inner.open_reader(path, num_bytes=num_bytes)
+
+        return _FaultyReader(self, path, self.call("open_reader", path, open_inner))
 
 
 class _FaultyWriter(FileWriter):

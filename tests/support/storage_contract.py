@@ -29,7 +29,6 @@ NAMES = [
     ".hidden",
     "-dash",
     "a" * 200,
-    "new\nline",
     "ünï.bin",
 ]
 HOSTILE = ["/etc/passwd", "..", "../x", "a/../../x", "a//b", "a/", "/", ".", "a/.", "nul\0"]
@@ -312,7 +311,13 @@ class StorageContract:
 
     def test_open_writer_is_exclusive(self, storage: Storage) -> None:
         storage.put("f", b"1")
-        failed_with(errno.EEXIST, lambda: storage.open_writer("f", num_bytes=1))
+
+        def write() -> None:
+            with storage.open_writer("f", num_bytes=1) as writer:
+                writer.append(b"2")
+                writer.finish()
+
+        failed_with(errno.EEXIST, write)
         assert storage.get("f", max_bytes=1) == b"1"
 
     def test_a_writer_that_is_left_before_its_end_leaves_no_file(self, storage: Storage) -> None:
@@ -359,6 +364,25 @@ class StorageContract:
     def test_a_writer_takes_contiguous_memory_only(self, storage: Storage) -> None:
         with storage.open_writer("f", num_bytes=4) as writer, pytest.raises(InvalidArgumentError):
             writer.append(np.zeros(8, dtype=np.uint8)[::2].data)
+
+    def test_a_reader_fills_several_buffers_one_after_the_other(self, storage: Storage) -> None:
+        storage.put("f", bytes(range(100)))
+        buffers = [bytearray(length) for length in (3, 0, 60, 1)]
+        with storage.open_reader("f", num_bytes=100) as reader:
+            reader.read_parts_into(5, [memoryview(buffer) for buffer in buffers])
+            reader.read_parts_into(5, [])
+            assert b"".join(buffers) == bytes(range(5, 69))
+            with pytest.raises(CorruptDataError):
+                reader.read_parts_into(50, [memoryview(bytearray(50)), memoryview(bytearray(1))])
+
+    @pytest.mark.parametrize("num_bytes", [0, 1, 5, 4096])
+    @pytest.mark.parametrize("guess", [None, 0, 1, 5, 4096, 10_000])
+    def test_a_size_is_right_whatever_was_expected(self, storage: Storage, num_bytes: int, guess: int | None) -> None:
+        storage.put("f", bytes(num_bytes))
+        assert storage.size("f", expected=guess) == num_bytes
+        assert storage.size("gone", expected=guess) is None
+        with storage.open_reader("f", num_bytes=guess) as reader:
+            assert reader.num_bytes == num_bytes
 
     def test_a_reader_reads_any_range_and_refuses_what_is_beyond(self, storage: Storage) -> None:
         storage.put("f", bytes(range(100)))

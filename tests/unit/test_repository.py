@@ -29,6 +29,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         DEMO_TRAINING,
     ),
     "torch.distributed": (COORDINATION, ADAPTERS, "safepoint.formats.foreign.dcp_writing", DEMO_TRAINING),
+    "tensorstore": (
+        "safepoint.formats.orbax",
+        "safepoint.formats.foreign.orbax_files",
+        "safepoint.formats.storage.object_client",
+    ),
     "jax": (),
     "orbax": (),
     "pickle": (),
@@ -104,8 +109,9 @@ def test_optional_and_dangerous_packages_are_imported_only_where_they_belong(pac
     assert describe(found) == []
 
 
-def test_importing_safepoint_does_not_import_xla() -> None:
-    found = [one for one in imports() if one.is_of("torch_xla")]
+@pytest.mark.parametrize("package", ["torch_xla", "tensorstore"])
+def test_importing_safepoint_imports_nothing_that_starts_threads_or_devices(package: str) -> None:
+    found = [one for one in imports() if one.is_of(package)]
 
     assert describe([one for one in found if not (one.is_lazy or one.is_for_types)]) == []
 
