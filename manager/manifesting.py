@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath, display_path
+from safepoint.formats.reading import ReadSegment, read_segments
 from safepoint.formats.region import Region, check_tiling
 from safepoint.manager.errors import CorruptDataError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from safepoint.manager.writing import WriteReport
 
 __all__ = ["assemble_manifest", "check_written"]
+
+_READ_BACK_BYTES = 64 << 20  # a few hundredths of a second, whatever the size of the step
 
 
 def assemble_manifest(
@@ -77,18 +80,39 @@ def _join(
 
 
 def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> None:
-    """Check that this process sees every file of the attempt at its full size.
+    """Check that this process sees the files of the attempt as they were written.
+
+    Each at its full size, and the ends of as many as `_READ_BACK_BYTES` go round for, the shortest first, byte by byte.
 
     Raises:
-        CorruptDataError: a file is missing or cut short; names it.
+        CorruptDataError: a file is missing, cut short, or other than it was written; names it.
     """
     for file in files:
         found = storage.size(f"{prefix}/{file.path}")
         if found != file.num_bytes:
             what = "is missing" if found is None else f"has {found} bytes"
-            raise CorruptDataError(
-                f"a file that process {file.process_index} wrote {what} instead of {file.num_bytes} bytes",
-                path=storage.describe(f"{prefix}/{file.path}"),
-                process_index=file.process_index,
-                hint="The processes may not see the same storage; nothing was committed.",
-            )
+            raise _unlike(storage, prefix, file, f"{what} instead of {file.num_bytes} bytes")
+    budget = _READ_BACK_BYTES
+    for file in sorted(files, key=_last_bytes):
+        budget -= _last_bytes(file)
+        if budget < 0:
+            break
+        if file.num_bytes:
+            end = ReadSegment(file=0, offset=file.num_bytes - 1, target=memoryview(bytearray(1)), leaf="")
+            try:
+                read_segments(storage, prefix, [file], [end], num_threads=1)
+            except CorruptDataError as error:
+                raise _unlike(storage, prefix, file, "does not read back as it was written") from error
+
+
+def _last_bytes(file: FileEntry) -> int:
+    return (file.num_bytes - 1) % file.block_bytes + 1 if file.num_bytes else 0
+
+
+def _unlike(storage: Storage, prefix: str, file: FileEntry, what: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"a file that process {file.process_index} wrote {what}",
+        path=storage.describe(f"{prefix}/{file.path}"),
+        process_index=file.process_index,
+        hint="The processes may not see the same storage, or it is broken; nothing was committed.",
+    )

@@ -254,7 +254,15 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
 
 
-@pytest.mark.parametrize("meddle", [cut, lambda path: path.unlink()], ids=["cut short", "removed"])
+def flip_header(path: Path) -> None:
+    flip(path, 5)
+
+
+def flip_data(path: Path) -> None:
+    flip(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("meddle", [cut, lambda path: path.unlink(), flip_header, flip_data])
 def test_a_save_whose_files_are_not_as_planned_does_not_commit(
     root: Path, meddle: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

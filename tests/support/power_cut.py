@@ -142,14 +142,22 @@ class Recorder(FaultyStorage):
         self.names.append(name)
         self.events.append(event)
 
+    def unsettled_after(self, number: int) -> int:
+        """Return how many changes may still be lost after the first `number` calls."""
+        return len(self._disk_after(number).pending())
+
+    def _disk_after(self, number: int) -> _Disk:
+        disk = _Disk()
+        for event in self.events[:number]:
+            event(disk)
+        return disk
+
     def disks_after(self, number: int, *, samples: int, seed: int = 0) -> Iterator[MemoryStorage]:
         """Yield what may be there after the first `number` calls.
 
         Nothing of what may be lost; all of it; each change alone; all but each; and `samples` random choices.
         """
-        disk = _Disk()
-        for event in self.events[:number]:
-            event(disk)
+        disk = self._disk_after(number)
         changes = [id(change) for change in disk.pending()]
         chance = random.Random(seed + number)  # noqa: S311 - a sample, no secret
         choices: list[set[int]] = [set(), set(changes)]
