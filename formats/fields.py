@@ -45,7 +45,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MANY_BYTES = 16 << 10
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NO_BRACKETS = bytes(code for code in range(256) if chr(code) not in "[]{}")
+_NO_MARKS = bytes(code for code in range(256) if chr(code) not in '[]{}"')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _ChoiceT = TypeVar("_ChoiceT", bound=str)
@@ -124,11 +124,15 @@ def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH)
 
 def _depth(text: bytes) -> int:
     """Return how deep a valid JSON text is nested, without a look at each of its values."""
-    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
-    if not brackets:
+    if b"\\" in text:  # of quotes, some may be within strings: a slower look
+        text = _STRING.sub(b"", text)
+    marks = np.frombuffer(text.translate(None, _NO_MARKS), dtype=np.uint8)
+    if not len(marks):
         return 0
-    # Bit 2 tells "]" from "[", and "}" from "{".
-    steps = 1 - (np.frombuffer(brackets, dtype=np.uint8) & 4).astype(np.int64) // 2
+    is_quote = marks == ord('"')
+    # Bit 2 tells "]" from "[", and "}" from "{". What follows an odd number of quotes is within a string.
+    steps = 1 - (marks & 4).astype(np.int64) // 2
+    steps[is_quote | (np.cumsum(is_quote) & 1 == 1)] = 0
     return int(np.cumsum(steps).max())
 
 

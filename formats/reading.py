@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from safepoint.formats.checksum import digest_of_parts
-from safepoint.formats.errors import CheckpointError, CorruptDataError, InvalidArgumentError
-from safepoint.formats.storage.buffers import BUFFERS, copy_bytes
+from safepoint.formats.errors import CheckpointError, CorruptDataError
+from safepoint.formats.segments import ReadSegment, check_segment
+from safepoint.formats.storage.buffers import BUFFERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from safepoint.formats.entries import FileEntry
     from safepoint.formats.storage.base import FileReader, Storage
 
-__all__ = ["ReadSegment", "read_blocks", "read_segments", "verify_file"]
+__all__ = ["read_blocks", "read_segments", "verify_file"]
 
 _BYTES_WORTH_A_THREAD = 4 << 20
 _BYTES_WORTH_A_READ = 128 << 10
@@ -32,23 +33,6 @@ _HINT = "It was changed or damaged after it was written: restore another step, o
 _RESTORE_HINT = (
     "The target is partly overwritten: restore another step into it (restore_latest does), or a copy of this one."
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSegment:
-    """A byte range that somebody wants.
-
-    Attributes:
-        file: index into the files.
-        offset: its first byte in that file.
-        target: where it goes: writable, contiguous, of format "B"; its length is the segment's.
-        leaf: dotted path of the leaf, for messages.
-    """
-
-    file: int
-    offset: int
-    target: memoryview
-    leaf: str
 
 
 def read_segments(
@@ -83,7 +67,7 @@ def read_segments(
     """
     by_file: dict[int, list[ReadSegment]] = {}
     for segment in segments:
-        _check_segment(segment, files)
+        check_segment(segment, files)
         if len(segment.target):
             by_file.setdefault(segment.file, []).append(segment)
     source = _Source(storage, prefix, [(files[index], by_file[index]) for index in sorted(by_file)], progress)
@@ -272,9 +256,10 @@ class _Source:
 def _read_block(task: _Task, buffer: memoryview) -> int:
     entry = task.file.entry
     start, end = _bounds(entry, task.number)
-    whole = next((one for one in task.segments if one.offset <= start and _end(one) >= end), None)
-    if whole is not None:
-        parts = [(start, whole.target[start - whole.offset : end - whole.offset])]
+    whole = next((one for one in task.segments if _holds(one, start, end)), None)
+    inside = None if whole is None else whole.memory(start, end)
+    if inside is not None:
+        parts = [(start, inside)]
     else:
         parts = _scattered(task.segments, start, end, buffer) or [(start, buffer[: end - start])]
     try:
@@ -282,14 +267,17 @@ def _read_block(task: _Task, buffer: memoryview) -> int:
         _check_parts([part for _, part in parts], entry, task.number, task.file.path)
     except CheckpointError as error:
         raise _in_restore(error, task.segments[0].leaf) from None
-    if len(parts) == 1:
-        block = parts[0][1]
-        for segment in task.segments:
-            if segment is not whole:
-                first, last = max(start, segment.offset), min(end, _end(segment))
-                target = segment.target[first - segment.offset : last - segment.offset]
-                copy_bytes(target, block[first - start : last - start])
+    # What was not read straight into its target lies in the block, or where the buffer has it.
+    block = parts[0][1] if len(parts) == 1 else buffer[: end - start]
+    for segment in task.segments:
+        if segment is not whole and (len(parts) == 1 or not isinstance(segment.target, memoryview)):
+            segment.put(block, start)
     return end - start
+
+
+def _holds(segment: ReadSegment, start: int, end: int) -> bool:
+    """Say whether the bytes can all be read straight into the segment's memory."""
+    return segment.offset <= start and segment.end >= end and isinstance(segment.target, memoryview)
 
 
 def _scattered(
@@ -304,12 +292,13 @@ def _scattered(
     parts: list[tuple[int, memoryview]] = []
     position = start
     for segment in segments:
-        first, last = max(start, segment.offset), min(end, _end(segment))
+        first, last = max(start, segment.offset), min(end, segment.end)
         if first < position:
             return []
         if first > position:
             parts.append((position, buffer[position - start : first - start]))
-        parts.append((first, segment.target[first - segment.offset : last - segment.offset]))
+        target = segment.memory(first, last)
+        parts.append((first, buffer[first - start : last - start] if target is None else target))
         position = last
     if position < end:
         parts.append((position, buffer[position - start : end - start]))
@@ -328,7 +317,7 @@ def _blocks(entry: FileEntry, segments: Sequence[ReadSegment]) -> Iterator[tuple
             touching.append(segments[position])
             position += 1
         yield number, tuple(touching)
-        touching = [segment for segment in touching if _end(segment) > end]
+        touching = [segment for segment in touching if segment.end > end]
         number += 1
 
 
@@ -341,23 +330,8 @@ def _offset(segment: ReadSegment) -> int:
     return segment.offset
 
 
-def _end(segment: ReadSegment) -> int:
-    return segment.offset + len(segment.target)
-
-
 def _join(prefix: str, path: str) -> str:
     return f"{prefix}/{path}" if prefix else path
-
-
-def _check_segment(segment: ReadSegment, files: Sequence[FileEntry]) -> None:
-    target = segment.target
-    if target.readonly or not target.c_contiguous or target.format != "B" or target.ndim != 1:
-        raise InvalidArgumentError("a read needs writable, contiguous memory, seen as bytes", leaf=segment.leaf)
-    inside = 0 <= segment.file < len(files) and segment.offset >= 0
-    if not (inside and _end(segment) <= files[segment.file].num_bytes):
-        raise InvalidArgumentError(
-            f"bytes {segment.offset} to {_end(segment)} of file {segment.file} are not in the step", leaf=segment.leaf
-        )
 
 
 def _check_size(reader: FileReader, entry: FileEntry, path: str) -> None:

@@ -6,7 +6,7 @@ and the other is an alias of it. Must not know trees.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +14,54 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["memory_key"]
+__all__ = ["SameMemory", "memory_key"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+_MarkT = TypeVar("_MarkT")
+
+
+class SameMemory(Generic[_MarkT]):
+    """Finds arrays that show the memory of an earlier one. Keeps all that it was shown, so that addresses stay theirs.
+
+    A state has thousands of arrays, and nearly all begin at an address of their own: only where two begin at one is a
+    key made of either.
+    """
+
+    def __init__(self) -> None:
+        self._by_address: dict[int, tuple[Any, object, _MarkT]] = {}
+        self._by_key: dict[Hashable, tuple[Any, _MarkT]] = {}
+
+    def first(self, value: Any, owner: object, mark: _MarkT) -> _MarkT | None:
+        """Note an array; return the mark of the first one that shows the same memory in the same way, if there is one.
+
+        Args:
+            value: a tensor or numpy array.
+            owner: as of `memory_key`.
+            mark: returned for later arrays that are the same.
+        """
+        if type(value) in _PLAIN and value.is_cpu and (address := _address(value)):
+            own = (value, owner, mark)
+            earlier = self._by_address.setdefault(address, own)
+            if earlier is own:
+                return None
+            self._note(*earlier)
+        return self._note(value, owner, mark)
+
+    def _note(self, value: Any, owner: object, mark: _MarkT) -> _MarkT | None:
+        key = memory_key(value, owner)
+        if key is None:
+            return None
+        _, first = self._by_key.setdefault(key, (value, mark))
+        return None if first is mark else first
+
+
+def _address(value: torch.Tensor) -> int:
+    """Return where the first element is; 0 where there is none, or nobody says."""
+    try:
+        return value.data_ptr()
+    except RuntimeError:  # no storage
+        return 0
 
 
 def memory_key(value: Any, owner: object = None) -> Hashable | None:

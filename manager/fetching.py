@@ -13,14 +13,15 @@ import torch
 
 from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.formats.manifest import LeafEntry, Manifest, ShardEntry, TreePath, display_path
-from safepoint.formats.reading import ReadSegment, read_segments
+from safepoint.formats.reading import read_segments
 from safepoint.formats.region import Region
-from safepoint.manager.collecting import paused_collection
+from safepoint.formats.segments import ReadSegment
 from safepoint.manager.planner import plan_restore
 from safepoint.manager.sources import byte_view, raw_view
+from safepoint.manager.unpacking import SMALL_BYTES, Unpacker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from safepoint.formats.storage import Storage
     from safepoint.manager.adapters import ArrayLeaf
@@ -54,15 +55,16 @@ def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> li
         IncompleteCoverageError: the step does not hold all of a wanted region.
     """
     entries = {entry.path: entry for entry in manifest.leaves}
-    fetches = [
-        Fetch(entry=entries[path], leaf=leaf, target=target, shard=shard, common=common)
-        for path, leaf in wanted.items()
-        for target in leaf.spec.regions
-        for shard, common in plan_restore(entries[path], target)
-    ]
-    order = {id(leaf): index if _collects(leaf) else -1 for index, leaf in enumerate(wanted.values())}
-    fetches.sort(key=lambda fetch: (order[id(fetch.leaf)], fetch.shard.file, fetch.shard.offset))
-    return fetches
+    ordered: list[tuple[int, int, int, int, Fetch]] = []
+    for index, (path, leaf) in enumerate(wanted.items()):
+        order = index if _collects(leaf) else -1
+        entry = entries[path]
+        for target in leaf.spec.regions:
+            for shard, common in plan_restore(entry, target):
+                fetch = Fetch(entry=entry, leaf=leaf, target=target, shard=shard, common=common)
+                ordered.append((order, shard.file, shard.offset, len(ordered), fetch))
+    ordered.sort()
+    return [fetch for *_, fetch in ordered]
 
 
 def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Sequence[Fetch]) -> int:
@@ -78,9 +80,8 @@ def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Seq
     num_bytes = 0
     waiting = _batches(fetches)
     while True:
-        with paused_collection():
-            batch, complete = next(waiting, ([], []))
-            segments = [segment for read in batch for segment in read.segments]
+        batch, complete = next(waiting, ([], []))
+        segments = [segment for read in batch for segment in read.segments]
         if not batch:
             return num_bytes
         num_bytes += read_segments(storage, prefix, manifest.files, segments)
@@ -136,22 +137,61 @@ class _Buffered:
 
 def _batches(fetches: Sequence[Fetch]) -> Iterator[tuple[list[_Read], list[ArrayLeaf]]]:
     """Cut the reads into batches of bounded memory, each with the collecting leaves that are complete after it."""
-    last = {id(fetch.leaf): index for index, fetch in enumerate(fetches)}
+    last = {id(fetch.leaf): fetch for fetch in fetches if _collects(fetch.leaf)}
     batch: list[_Read] = []
     complete: list[ArrayLeaf] = []
     total = 0
-    for index, fetch in enumerate(fetches):
-        read = _direct(fetch)
-        for part in [read] if read is not None else _buffered(fetch):
-            if batch and total + part.buffer_bytes > BUFFER_BYTES:
+    for fetch, reads in _reads(fetches):
+        for read in reads:
+            if batch and total + read.buffer_bytes > BUFFER_BYTES:
                 yield batch, complete
                 batch, complete, total = [], [], 0
-            batch.append(part)
-            total += part.buffer_bytes
-        if _collects(fetch.leaf) and last[id(fetch.leaf)] == index:
+            batch.append(read)
+            total += read.buffer_bytes
+        if last.get(id(fetch.leaf)) is fetch:
             complete.append(fetch.leaf)
     if batch:
         yield batch, complete
+
+
+def _reads(fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, Iterable[_Read]]]:
+    """Yield what is to be read, with the last of the fetches that it serves; neighbours that are small are one read."""
+    run: list[Fetch] = []
+    addresses: list[int] = []
+    following = (-1, 0)
+    for fetch in fetches:
+        shard = fetch.shard
+        address = _small_address(fetch)
+        if run and (address is None or (shard.file, shard.offset) != following):
+            yield run[-1], [_packed(run, addresses)]
+            run, addresses = [], []
+        if address is None:
+            read = _direct(fetch)
+            yield fetch, _buffered(fetch) if read is None else [read]
+            continue
+        run.append(fetch)
+        addresses.append(address)
+        following = shard.file, shard.offset + shard.num_bytes
+    if run:
+        yield run[-1], [_packed(run, addresses)]
+
+
+def _small_address(fetch: Fetch) -> int | None:
+    """Return where a small leaf lives that is stored whole, as it is in memory; else None."""
+    shard = fetch.shard
+    if not 0 < shard.num_bytes < SMALL_BYTES or shard.stored_shape is not None or fetch.common is not fetch.target:
+        return None
+    if shard.region is not fetch.target and shard.region != fetch.target:
+        return None
+    return fetch.leaf.address(fetch.target)
+
+
+def _packed(run: Sequence[Fetch], addresses: Sequence[int]) -> _Read:
+    first = run[0]
+    target = Unpacker([fetch.leaf for fetch in run], addresses, [fetch.shard.num_bytes for fetch in run])
+    return _Direct(
+        segments=[ReadSegment(file=first.shard.file, offset=first.shard.offset, target=target, leaf=first.leaf.name)]
+    )
 
 
 def _direct(fetch: Fetch) -> _Read | None:

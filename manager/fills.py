@@ -16,7 +16,6 @@ from safepoint.formats.errors import CheckpointError, CorruptDataError
 from safepoint.formats.manifest import LeafEntry, TreePath, display_path
 from safepoint.manager.adapters import ArrayLeaf, empty_like_parameter, wrap_array
 from safepoint.manager.adapters.numpy_array import NumpyLeaf
-from safepoint.manager.aliases import memory_key
 from safepoint.manager.casting import CastLeaf, can_cast
 from safepoint.manager.fan_out import fan_out
 from safepoint.manager.nodes import ARRAYS, alias_path, base_data, node_data
@@ -99,7 +98,7 @@ class Fills:
         leaf = self._wrap(saved.path, live)
         if leaf is None:
             return live
-        filled = self._fitted(saved, leaf)
+        filled = leaf if _is_alike(saved, leaf, entry) else self._fitted(saved, leaf)
         if filled is None:
             return live
         if isinstance(live, np.ndarray) and not live.flags.writeable and window is None:
@@ -109,7 +108,7 @@ class Fills:
             self._differ(saved.path, f"the target cannot be filled: {reason}")
             return live
         claim = Claim(path=saved.path, source=source, window=window, live=live, leaf=leaf, filled=filled, entry=entry)
-        if self._shared.add(claim, memory_key(live, owner)) and window is None:
+        if self._shared.add(claim, owner) and window is None:
             self._wanted.setdefault(source, []).append(filled)
         return live
 
@@ -184,6 +183,18 @@ class Fills:
     def wanted(self) -> dict[TreePath, ArrayLeaf]:
         """Return the live leaf of each stored leaf that is to be read."""
         return {source: fan_out(leaves) for source, leaves in self._wanted.items()}
+
+
+def _is_alike(saved: Saved, leaf: ArrayLeaf, entry: LeafEntry) -> bool:
+    """Say whether a tensor is what was saved, at a glance: nearly all are."""
+    node, spec = saved.node, leaf.spec
+    return (
+        node.kind == "array"
+        and node.data is None
+        and spec.kind != "numpy"
+        and spec.dtype == entry.dtype
+        and spec.shape == entry.shape
+    )
 
 
 def _numpy_dtype(saved: Saved, dtype: str) -> np.dtype[Any] | None:

@@ -22,7 +22,7 @@ from safepoint.manager.windows import Axis, Lattice
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from safepoint.manager.adapters import Memory
+    from safepoint.manager.adapters import ArrayLeaf, Memory
 
 __all__ = ["Sharing", "find_sharings", "tell_places"]
 
@@ -63,15 +63,15 @@ class _Array:
     """Smaller arrays in this one, and where."""
 
 
-def find_sharings(memories: Sequence[Memory | None]) -> list[Sharing]:
+def find_sharings(leaves: Sequence[ArrayLeaf]) -> list[Sharing]:
     """Return which arrays show one memory; those that share nothing are in none of it.
 
     Args:
-        memories: of distinct arrays; None for those of which nothing is known.
+        leaves: distinct arrays.
     """
     found: list[Sharing] = []
-    for group in _neighbours(memories):
-        roots = _nest(group)
+    for numbers in _neighbours(leaves):
+        roots = _nest(_measured(leaves, numbers))
         pools = list(_pools(roots))
         found += pools
         pooled = {number for pool in pools for number in pool.places}
@@ -83,10 +83,10 @@ def find_sharings(memories: Sequence[Memory | None]) -> list[Sharing]:
     return found
 
 
-def tell_places(memories: Sequence[Memory | None], sharing: Sharing) -> Sharing:
+def tell_places(leaves: Sequence[ArrayLeaf], sharing: Sharing) -> Sharing:
     """Return where the arrays of a sharing lie in memory, for storing each of them by itself."""
     numbers = sorted({*sharing.places, *([] if sharing.base is None else [sharing.base])})
-    return _spread([_measure(number, memory) for number in numbers if (memory := memories[number]) is not None])
+    return _spread(_measured(leaves, numbers))
 
 
 def _spread(arrays: Sequence[_Array]) -> Sharing:
@@ -100,36 +100,43 @@ def _spread(arrays: Sequence[_Array]) -> Sharing:
     )
 
 
-def _neighbours(memories: Sequence[Memory | None]) -> Iterator[list[_Array]]:
-    """Yield groups of arrays whose address ranges touch; most arrays are alone, and in none."""
-    arrays = [_measure(number, memory) for number, memory in enumerate(memories) if memory is not None]
-    arrays.sort(key=lambda array: (array.memory.space, array.low))
-    group: list[_Array] = []
-    space, high = "", 0
-    for array in arrays:
-        if group and (array.memory.space != space or array.low >= high):
+def _neighbours(leaves: Sequence[ArrayLeaf]) -> Iterator[list[int]]:
+    """Yield groups of arrays whose address ranges touch, by number; most arrays are alone, and in none."""
+    spaces: dict[str, list[tuple[int, int, int]]] = {}
+    for number, leaf in enumerate(leaves):
+        extent = leaf.extent()
+        if extent is not None:
+            space, low, high = extent
+            spaces.setdefault(space, []).append((low, high, number))
+    for space in sorted(spaces):
+        yield from _touching(sorted(spaces[space]))
+
+
+def _touching(ranges: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:
+    group: list[int] = []
+    reach = 0
+    for low, high, number in ranges:
+        if low < reach:
+            group.append(number)
+        else:
             if len(group) > 1:
                 yield group
-            group = []
-        high = max(high, array.high) if group else array.high
-        space = array.memory.space
-        group.append(array)
+            group = [number]
+        reach = max(reach, high)
     if len(group) > 1:
         yield group
 
 
+def _measured(leaves: Sequence[ArrayLeaf], numbers: Iterable[int]) -> list[_Array]:
+    return [_measure(number, memory) for number in numbers if (memory := leaves[number].memory()) is not None]
+
+
 def _measure(number: int, memory: Memory) -> _Array:
-    reach = [stride * (size - 1) for stride, size in zip(memory.strides, memory.shape, strict=True)]
     num_bytes = memory.item_bytes
     for size in memory.shape:
         num_bytes *= size
-    return _Array(
-        number=number,
-        memory=memory,
-        low=memory.start + sum(part for part in reach if part < 0),
-        high=memory.start + sum(part for part in reach if part > 0) + memory.item_bytes,
-        num_bytes=num_bytes,
-    )
+    low, high = memory.bounds
+    return _Array(number=number, memory=memory, low=low, high=high, num_bytes=num_bytes)
 
 
 def _nest(group: Iterable[_Array]) -> list[_Array]:

@@ -303,7 +303,7 @@ def plan_restore(leaf: LeafEntry, region: Region) -> list[tuple[ShardEntry, Regi
     """
     if region.is_empty:
         return []
-    if len(leaf.shards) == 1 and leaf.shards[0].region == region:
+    if len(leaf.shards) == 1 and (leaf.shards[0].region is region or leaf.shards[0].region == region):
         return [(leaf.shards[0], region)]
     parts = [(shard, common) for shard in leaf.shards if (common := shard.region.intersect(region)) is not None]
     if len(parts) == 1 and parts[0][1] == region:

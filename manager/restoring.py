@@ -95,7 +95,8 @@ class RestoreOperation:
         Called by: all processes.
         """
         try:
-            return self._run()
+            with paused_collection():  # until all that is made for each leaf is gone again
+                return self._run()
         except CheckpointError as error:
             if self._target_modified:
                 error.add_note("The target holds parts of a damaged step: restore a sound one before it is used.")
@@ -160,7 +161,6 @@ class RestoreOperation:
 
     # -- check, then read --------------------------------------------------------------------------------------------
 
-    @paused_collection()
     def _prepare(self, prepared: _Prepared) -> bytes:
         session = self.session
         found = self._find(prepared.candidate)

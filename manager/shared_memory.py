@@ -55,8 +55,8 @@ def store_apart(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) 
     Raises:
         UnsupportedValueError: arrays that share a few elements of a memory that is far larger than they are.
     """
-    memories = [leaf.memory() for leaf in arrays.values()]
-    _rewrite(nodes, arrays, [tell_places(memories, sharing) for sharing in find_sharings(memories)])
+    leaves = list(arrays.values())
+    _rewrite(nodes, arrays, [tell_places(leaves, sharing) for sharing in find_sharings(leaves)])
 
 
 def store_once(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) -> None:
@@ -65,7 +65,7 @@ def store_once(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf]) -
     Raises:
         UnsupportedValueError: arrays that share a few elements of a memory that is far larger than they are.
     """
-    _rewrite(nodes, arrays, find_sharings([leaf.memory() for leaf in arrays.values()]))
+    _rewrite(nodes, arrays, find_sharings(list(arrays.values())))
 
 
 def _rewrite(nodes: dict[TreePath, Node], arrays: dict[TreePath, ArrayLeaf], sharings: Sequence[Sharing]) -> None:

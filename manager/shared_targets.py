@@ -18,13 +18,14 @@ from safepoint.formats.manifest import LeafEntry, TreePath, display_path
 from safepoint.formats.region import Region
 from safepoint.manager.adapters import ArrayLeaf, ArraySpec, wrap_array
 from safepoint.manager.adapters.tensor import Piece, TensorLeaf
+from safepoint.manager.aliases import SameMemory
 from safepoint.manager.errors import StructureMismatchError
 from safepoint.manager.overlaps import Sharing, find_sharings
 from safepoint.manager.shared_memory import put, take, window_on
 from safepoint.manager.windows import Window, whole_window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Claim", "Read", "SharedTargets"]
 
@@ -32,7 +33,7 @@ Read: TypeAlias = "Callable[[Mapping[TreePath, ArrayLeaf]], object]"
 """Fills leaves with the data of the step."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Claim:
     """A live array and what of the step it takes.
 
@@ -70,22 +71,20 @@ class SharedTargets:
     """The arrays of one target, and what they share."""
 
     _claims: list[Claim] = field(default_factory=list)
-    _taken: dict[Hashable, Claim] = field(default_factory=dict)
+    _taken: SameMemory[Claim] = field(default_factory=SameMemory)
     _ties: list[tuple[Claim, Claim]] = field(default_factory=list)
     _conflicts: list[tuple[Sharing, list[Claim]]] = field(default_factory=list)
     _windows: list[tuple[Claim, torch.Tensor]] = field(default_factory=list)
 
-    def add(self, claim: Claim, key: Hashable | None) -> bool:
+    def add(self, claim: Claim, owner: object) -> bool:
         """Note that an array takes data; return whether nobody fills its memory yet.
 
         Args:
             claim: the array.
-            key: of its memory, see `aliases`; None where nothing is known.
+            owner: that it is a detached view of, see `aliases`; None where nothing is known.
         """
-        other = self._taken.get(key) if key is not None else None
+        other = self._taken.first(claim.live, owner, claim)
         if other is None:
-            if key is not None:
-                self._taken[key] = claim
             self._claims.append(claim)
             return True
         if other.content != claim.content:
@@ -99,7 +98,7 @@ class SharedTargets:
             Leaves that must be read as well, for `finish`.
         """
         served: set[int] = set()
-        for sharing in find_sharings([claim.leaf.memory() for claim in self._claims]):
+        for sharing in find_sharings([claim.leaf for claim in self._claims]):
             members = sorted({*sharing.places, *([] if sharing.base is None else [sharing.base])})
             claims = [self._claims[number] for number in members]
             if not _is_saved_so(claims):

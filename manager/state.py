@@ -6,7 +6,7 @@ Copies no tensor and alters nothing. How a tree goes back into a state is `targe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from safepoint.formats.errors import CheckpointError, InvalidArgumentError, Unsu
 from safepoint.formats.manifest import Node, PathKey, TreePath, display_path
 from safepoint.manager.adapters import ArrayLeaf, wrap_array
 from safepoint.manager.adapters.numpy_array import NumpyLeaf
-from safepoint.manager.aliases import memory_key
+from safepoint.manager.aliases import SameMemory
 from safepoint.manager.leaf_table import LeafTable
 from safepoint.manager.nodes import alias_node, children_of, container_node, encode_metadata
 from safepoint.manager.numpy_values import encode_dtype
@@ -128,8 +128,8 @@ class _Flattener:
         self._process_index = process_index
         self._process_count = process_count
         self._open: set[int] = set()
-        self._seen: dict[Hashable, TreePath] = {}
-        self._kept: list[Any] = []  # keeps memory keys valid: they are addresses
+        self._seen: SameMemory[TreePath] = SameMemory()
+        self._kept: list[Any] = []  # states made for this save: their addresses stay theirs
 
     def add_root(self, state: Mapping[str, Any]) -> None:
         self.flat.nodes[()] = Node(kind="dict")
@@ -157,14 +157,10 @@ class _Flattener:
         leaf = wrap_array(value, path)
         if leaf is None:
             raise refusal(value, path)
-        key = memory_key(value, owner)
-        first = self._seen.get(key) if key is not None else None
+        first = self._seen.first(value, owner, path)
         if first is not None and self.flat.arrays[first].spec.kind == leaf.spec.kind:
             self.flat.nodes[path] = alias_node(first, self.flat.nodes[first])
             return
-        if key is not None:
-            self._seen[key] = path
-            self._kept.append(value)
         self.flat.nodes[path] = array_node(leaf)
         self.flat.arrays[path] = leaf
 

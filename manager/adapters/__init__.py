@@ -45,7 +45,8 @@ def wrap_array(value: Any, path: TreePath | str) -> ArrayLeaf | None:
     try:
         if isinstance(value, np.ndarray):
             return numpy_array.wrap_numpy(value, _name(path))
-        if type(value) in _PLAIN and is_plain(value) and not xla.is_xla(value):  # nearly all are; no name is made
+        if type(value) in _PLAIN and is_plain(value) and (value.is_cpu or not xla.is_xla(value)):
+            # Nearly all are, so no name is made of the path.
             return tensor.wrap_tensor(value, path)
         return _wrap_tensor(value, _name(path))
     except UnsupportedValueError as error:

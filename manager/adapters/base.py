@@ -64,6 +64,13 @@ class Memory:
     is_neg: bool = False
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest address, and the one past the highest."""
+        reach = [stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)]
+        low = self.start + sum(part for part in reach if part < 0)
+        return low, self.start + sum(part for part in reach if part > 0) + self.item_bytes
+
+    @property
     def is_lazy(self) -> bool:
         """Whether the memory holds something else than the values."""
         return self.is_conj or self.is_neg
@@ -147,6 +154,19 @@ class ArrayLeaf(ABC):
 
     def memory(self) -> Memory | None:
         """Return where the whole leaf lies in memory, or None where it has no elements or that cannot be told."""
+        return None
+
+    def extent(self) -> tuple[str, int, int] | None:
+        """Return the space of `memory`, its lowest address and the one past its highest, or None where that does."""
+        memory = self.memory()
+        return None if memory is None else (memory.space, *memory.bounds)
+
+    def address(self, region: Region) -> int | None:
+        """Return where the live host memory of `region` begins if it holds its bytes in C order, or None.
+
+        Like `target_buffer`, but keeps nothing alive, and costs a tenth. After bytes were put there, call `finish`.
+        """
+        del region
         return None
 
     def check_data(self, region: Region, data: torch.Tensor) -> None:

@@ -53,8 +53,8 @@ class TensorLeaf(ArrayLeaf):
     def __init__(self, spec: ArraySpec, name: str | TreePath, pieces: Sequence[Piece]) -> None:
         super().__init__(spec, name)
         self._pieces = tuple(pieces)
-        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._bypassed: list[torch.Tensor] = []
+        self._staged: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+        self._bypassed: tuple[torch.Tensor, ...] = ()
 
     def read(self, region: Region) -> torch.Tensor:
         """Return the live memory where that can be had, else a copy of the region's own elements only."""
@@ -65,15 +65,26 @@ class TensorLeaf(ArrayLeaf):
         piece, live = self._find(region)
         if live.device.type != "cpu" or not live.is_contiguous() or is_lazy_view(live) or piece.shares_elements:
             return None
-        self._bypassed.append(live)
+        self._bypassed += (live,)
         return byte_buffer(live)
+
+    def address(self, region: Region) -> int | None:
+        """Return that of a tensor which is one piece on the host."""
+        if len(self._pieces) != 1:
+            return None
+        piece = self._pieces[0]
+        live = piece.tensor
+        if piece.region is not region or not live.is_cpu or not live.is_contiguous() or is_lazy_view(live):
+            return None
+        self._bypassed = (live,)
+        return live.data_ptr()
 
     def write(self, region: Region, data: torch.Tensor) -> None:
         """Copy through the view at once; where elements share memory, `finish` does."""
         self.check_data(region, data)
         piece, live = self._find(region)
         if piece.shares_elements:
-            self._staged.append((live, data.clone(memory_format=torch.contiguous_format)))
+            self._staged += ((live, data.clone(memory_format=torch.contiguous_format)),)
             return
         with changing(live):
             if is_lazy_view(live):
@@ -83,10 +94,10 @@ class TensorLeaf(ArrayLeaf):
 
     def finish(self) -> None:
         """Write what shares memory, and tell autograd of what was put into target buffers."""
-        staged, self._staged = self._staged, []
+        staged, self._staged = self._staged, ()
         if staged:
             write_shared(staged, self.name)
-        bypassed, self._bypassed = self._bypassed, []
+        bypassed, self._bypassed = self._bypassed, ()
         for live in bypassed:
             if not live.is_inference():
                 # Bytes were put there behind autograd's back: a graph that saved this tensor must notice.
@@ -108,6 +119,14 @@ class TensorLeaf(ArrayLeaf):
             is_neg=live.is_neg(),
         )
 
+    def extent(self) -> tuple[str, int, int] | None:
+        """Return the place of a contiguous tensor at little cost."""
+        live = self._pieces[0].tensor if len(self._pieces) == 1 else None
+        if live is None or self.spec.kind != "tensor" or not (live.is_cpu and live.is_contiguous()) or not live.numel():
+            return super().extent()
+        start = live.data_ptr()
+        return "cpu", start, start + live.nbytes
+
     def _find(self, region: Region) -> tuple[Piece, torch.Tensor]:
         if len(region.shape) == len(self.spec.shape):
             for piece in self._pieces:
@@ -125,7 +144,8 @@ def wrap_tensor(value: torch.Tensor, name: str | TreePath) -> TensorLeaf:
         UnsupportedValueError: the dtype cannot be kept.
     """
     spec = _whole_spec(value.dtype, tuple(value.shape))
-    return TensorLeaf(spec, name, (Piece(spec.regions[0], value.detach()),))
+    # A view costs more than all else here, and only what has a graph needs one.
+    return TensorLeaf(spec, name, (Piece(spec.regions[0], value.detach() if value.requires_grad else value),))
 
 
 @lru_cache(maxsize=4096)

@@ -581,6 +581,16 @@ def test_what_is_nested_too_deep_is_neither_written_nor_read() -> None:
         parse_json(canonical_json(nested(4)), what="this", path="x", max_depth=3)
 
 
+@pytest.mark.parametrize("text", ["[[", "]]]", '"', "\\", '\\"[{', "é[", "{}"])
+def test_the_depth_of_a_long_text_is_that_of_its_values_not_of_its_strings(text: str) -> None:
+    value = [[{"a": text, text: [text, *range(6000)]}, text]]
+    data = canonical_json(value)
+    assert len(data) > 16 << 10
+    assert parse_json(data, what="this", path="x", max_depth=4) == value
+    with pytest.raises(CorruptDataError, match="deeper than 3"):
+        parse_json(data, what="this", path="x", max_depth=3)
+
+
 def test_a_cycle_is_refused_when_written() -> None:
     cycle: list[Any] = []
     cycle += [cycle, cycle]

@@ -12,19 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safepoint.formats.checksum import digest
-from safepoint.formats.entries import FileEntry
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
-from safepoint.formats.reading import ReadSegment, read_segments, verify_file
-from safepoint.formats.storage import LocalStorage, MemoryStorage, Storage
+from safepoint.formats.reading import read_segments, verify_file
+from safepoint.formats.segments import ReadSegment
+from safepoint.formats.storage import LocalStorage, MemoryStorage
 from safepoint.formats.storage.buffers import BUFFERS
 
 from support.faulty_storage import Fail, FaultyStorage
+from support.stored_files import STEP, add_file, content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-STEP = "7"
+    from safepoint.formats.entries import FileEntry
+
 BLOCK = 100
 
 
@@ -33,24 +35,6 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("safepoint-")]
     assert BUFFERS.lent_bytes == 0
-
-
-def content(index: int, num_bytes: int) -> bytes:
-    return np.random.default_rng(index).bytes(num_bytes)
-
-
-def add_file(storage: Storage, path: str, data: bytes, block_bytes: int = BLOCK) -> FileEntry:
-    with storage.open_writer(f"{STEP}/{path}", num_bytes=len(data), block_bytes=block_bytes) as writer:
-        writer.append(data)
-        written = writer.finish()
-    return FileEntry(
-        path=path,
-        num_bytes=written.num_bytes,
-        block_bytes=written.block_bytes,
-        digests=written.digests,
-        process_index=0,
-        attempt="a",
-    )
 
 
 def make_storage(sizes: list[int], block_bytes: int = BLOCK) -> tuple[FaultyStorage, list[FileEntry], list[bytes]]:
