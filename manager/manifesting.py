@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath, display_path
-from safepoint.formats.reading import ReadSegment, read_segments
+from safepoint.formats.reading import read_segments
 from safepoint.formats.region import Region, check_tiling
+from safepoint.formats.segments import ReadSegment
 from safepoint.manager.errors import CorruptDataError
 
 if TYPE_CHECKING:
