@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
@@ -156,7 +157,12 @@ def _read_row(row: object, paths: list[TreePath]) -> tuple[TreePath, Node]:
     parent, key, kind, data = row
     if type(kind) is not str or not 0 < len(kind) <= _MAX_KIND_CHARS:
         raise ValueError(f"has the kind {reprlib.repr(kind)}")
-    return _read_path(parent, key, paths), Node(kind=kind, data=data)
+    return _read_path(parent, key, paths), _bare_node(kind) if data is None else Node(kind=kind, data=data)
+
+
+@lru_cache(maxsize=64)
+def _bare_node(kind: str) -> Node:
+    return Node(kind=kind)  # one for the many arrays of a state
 
 
 def _read_path(parent: object, key: object, paths: list[TreePath]) -> TreePath:

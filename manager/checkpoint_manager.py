@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from safepoint.manager.background import BackgroundSave
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import detect_coordinator
 from safepoint.manager.errors import AsyncSaveError, CheckpointError, InvalidArgumentError
 from safepoint.manager.host_tensors import HostMemory
@@ -123,6 +124,7 @@ class CheckpointManager:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     @one_at_a_time
+    @paused_collection()  # until all that is made for each leaf is gone again
     def save(
         self,
         step: int,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from safepoint.formats.checksum import digest
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.manager import sweeping
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.errors import (
     AttemptLostError,
     CheckpointError,
@@ -119,7 +120,8 @@ class Committer(StepReader):
             AttemptLostError: the attempt was abandoned, or swept by another owner.
             StorageError: the storage failed.
         """
-        data = manifest.to_bytes()
+        with paused_collection():
+            data = manifest.to_bytes()
         prefix = self.prefix_of(step, attempt)
         try:
             self._storage.put(f"{prefix}/{MANIFEST_NAME}", data)

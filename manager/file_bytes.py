@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedFile", "append_image", "append_pieces", "stage_files"]
 
+_PACKED_BYTES = 1 << 20
+"""How much of small pieces is put together before it is written: no more than stays in a core's cache."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFile:
@@ -98,9 +101,10 @@ def append_pieces(writer: FileWriter, file: PlannedFile, source: Source) -> None
             writer.append(byte_view(data))
             writer.append(_after(framing, byte_view(data), checks))
         return
+    room = torch.empty(_PACKED_BYTES, dtype=torch.uint8)
     for is_small, run in groupby(file.pieces, key=_is_small):
         if is_small:
-            for packed_run in packed(tuple(run), source, _new_bytes):
+            for packed_run in packed(tuple(run), source, lambda size: room[:size], run_bytes=_PACKED_BYTES):
                 writer.append(byte_view(packed_run))
         else:
             for batch in batches(run, piece_bytes):
@@ -134,7 +138,3 @@ def _padded(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _is_small(piece: PlannedPiece) -> bool:
     return piece.num_bytes < SMALL_BYTES
-
-
-def _new_bytes(num_bytes: int) -> torch.Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8)

@@ -62,12 +62,17 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _pack_small(tensors: list[torch.Tensor], out: torch.Tensor, start: int) -> int:
     """Copy each run of one dtype with one call; return where the next byte goes."""
+    with torch.no_grad():
+        return _cat_small(tensors, out, start)
+
+
+def _cat_small(tensors: list[torch.Tensor], out: torch.Tensor, start: int) -> int:
     for dtype, group in groupby(tensors, key=_dtype_of):
         run = list(group)
         end = start + sum(tensor.nbytes for tensor in run)
         target = out[start:end]
         if dtype in _CAT_DTYPES and (out.storage_offset() + start) % dtype.itemsize == 0:
-            torch.cat([tensor.detach().view(-1) for tensor in run], out=target.view(dtype))
+            torch.cat([tensor.view(-1) if tensor.dim() != 1 else tensor for tensor in run], out=target.view(dtype))
         else:
             torch.cat([_bytes_of(tensor) for tensor in run], out=target)
         start = end

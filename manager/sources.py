@@ -149,12 +149,23 @@ class GatherSource:
 
 
 def packed(
-    pieces: Sequence[PlannedPiece], source: Source, room_for: Callable[[int], torch.Tensor]
+    pieces: Sequence[PlannedPiece],
+    source: Source,
+    room_for: Callable[[int], torch.Tensor],
+    *,
+    run_bytes: int = RUN_BYTES,
 ) -> Iterator[torch.Tensor]:
-    """Load pieces run by run, and copy each run to where `room_for(num_bytes)` says; yield that."""
+    """Load pieces run by run, and copy each run to where `room_for(num_bytes)` says; yield that.
+
+    Args:
+        pieces: all in one call.
+        source: of them.
+        room_for: returns the memory that a run fills.
+        run_bytes: of a run at most, or of one piece.
+    """
     for batch in batches(pieces, piece_bytes):
         source.prepare(batch)
-        for run in batches(batch, piece_bytes, RUN_BYTES):
+        for run in batches(batch, piece_bytes, run_bytes):
             out = room_for(sum(piece.num_bytes for piece in run))
             with paused_collection():
                 pack([source.load(piece) for piece in run], out)

@@ -29,6 +29,8 @@ from safepoint.manager.values import encode_value, is_plain_type, type_name
 
 __all__ = ["MAX_DEPTH", "FlatState", "LeafTable", "array_node", "check_items", "flatten", "owners_of"]
 
+_ARRAY = Node(kind="array")
+
 MAX_DEPTH = 64
 """How deep a state may be nested."""
 
@@ -99,7 +101,7 @@ def array_node(leaf: ArrayLeaf) -> Node:
         UnsupportedValueError: a numpy dtype that could not be made again.
     """
     if not isinstance(leaf, NumpyLeaf):
-        return Node(kind="array")
+        return _ARRAY
     dtype = leaf.numpy_dtype
     if not leaf.is_bytes and dtype.isnative:
         return Node(kind="array", data={"kind": "numpy"})
@@ -142,7 +144,7 @@ class _Flattener:
         elif isinstance(value, (torch.Tensor, np.ndarray)):
             self._add_array(path, value, owner)
         elif isinstance(value, ArrayLeaf):  # not in memory: it is read while it is saved (`opened`)
-            self.flat.nodes[path] = Node(kind="array")
+            self.flat.nodes[path] = _ARRAY
             self.flat.arrays[path] = value
         else:
             self._add_inner(path, value)

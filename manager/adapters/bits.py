@@ -54,8 +54,8 @@ def make_lazy_like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values on the host, C contiguous: the same memory where it is that already, else a copy."""
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy_view(tensor):
-        return tensor.detach()
+    if tensor.is_cpu and tensor.is_contiguous() and not is_lazy_view(tensor):
+        return tensor.detach() if tensor.requires_grad else tensor
     with torch.no_grad():
         if is_lazy_view(tensor):
             tensor = tensor.resolve_conj().resolve_neg()
