@@ -10,6 +10,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from safepoint.manager.errors import AsyncSaveError
+
 if TYPE_CHECKING:
     from safepoint.manager.coordination import Coordinator
     from safepoint.manager.saving import SaveOperation
@@ -34,6 +36,20 @@ class BackgroundSave:
     def join(self) -> None:
         """Wait until the save has ended, one way or the other."""
         self._thread.join()
+
+    def raise_failure(self) -> None:
+        """Raise what became of a save that has ended badly.
+
+        Raises:
+            AsyncSaveError: it failed; `__cause__` says why.
+        """
+        if self.error is not None:
+            raise AsyncSaveError(
+                f"the save of step {self.step} behind the training loop failed: {self.error}",
+                step=self.step,
+                outcome=getattr(self.error, "outcome", None),
+                hint="Later saves are not affected; the step of this call was not saved.",
+            ) from self.error
 
     def _run(self, operation: SaveOperation, coordinator: Coordinator) -> None:
         try:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from safepoint.manager.background import BackgroundSave
+from safepoint.manager.closing import Closing
 from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import detect_coordinator
-from safepoint.manager.errors import AsyncSaveError, CheckpointError, InvalidArgumentError
+from safepoint.manager.errors import CheckpointError, InvalidArgumentError
 from safepoint.manager.host_tensors import HostMemory
+from safepoint.manager.observed import ObservedRestore, ObservedSave
 from safepoint.manager.one_at_a_time import OneAtATime, one_at_a_time
 from safepoint.manager.options import (
     CheckReplicas,
     RequestedMode,
     RootScope,
+    ShowProgress,
     check_choice,
     check_metrics,
     check_step,
@@ -25,26 +28,25 @@ from safepoint.manager.options import (
 )
 from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
 from safepoint.manager.preemption import Preemption
-from safepoint.manager.restoring import Latest, RestoreOperation
+from safepoint.manager.restoring import Latest
 from safepoint.manager.results import RestoreResult, SaveResult
 from safepoint.manager.retention import RetentionWorker
-from safepoint.manager.saving import SaveOperation
 from safepoint.manager.session import open_session
 from safepoint.manager.staging import HostSlab
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping
-    from types import TracebackType
 
     from safepoint.manager.adapting import Adaptation
+    from safepoint.manager.events import Observer
 
 __all__ = ["CheckpointManager"]
 
 logger = logging.getLogger("safepoint")
 
 
-class CheckpointManager:
+class CheckpointManager(Closing):
     """Saves and restores training state in one root directory, on all processes together.
 
     Opening, saving, restoring and closing are collective: every process calls them, in the same order. One manager
@@ -72,6 +74,8 @@ class CheckpointManager:
         root_scope: RootScope = "shared",
         check_replicas: CheckReplicas = "trust",
         store: str | None = None,
+        progress: ShowProgress = "auto",
+        observers: Collection[Observer] = (),
     ) -> None:
         """Open the root, creating it if need be. Called by all processes.
 
@@ -90,6 +94,10 @@ class CheckpointManager:
                 copies are digested and compared before each save, which costs a read of them.
             store: "host:port" at which processes meet that have neither torch.distributed nor XLA replicas between
                 them; process 0 opens it. Needs RANK and WORLD_SIZE in the environment, as torchrun sets them.
+            progress: "auto": what holds the caller up for longer than a second is shown on one line of the terminal, by
+                process 0, if standard error is one. "off": never.
+            observers: functions told of each event on this process (`safepoint.manager.events`), on a thread of their
+                own.
 
         Raises:
             InvalidArgumentError: an option makes no sense.
@@ -106,6 +114,8 @@ class CheckpointManager:
             deadline_secs=deadline_secs,
             root_scope=root_scope,
             check_replicas=check_replicas,
+            progress=progress,
+            observers=tuple(observers),
         )
         self._options = options
         self._turn = OneAtATime()
@@ -180,7 +190,7 @@ class CheckpointManager:
             return check_step(step), check_metrics(metrics)
 
         self._wait_in_flight()
-        operation = SaveOperation(
+        operation = ObservedSave(
             session=self._session,
             on_exists=on_exists,
             blocking=blocking,
@@ -212,19 +222,14 @@ class CheckpointManager:
 
     def _wait_in_flight(self) -> None:
         if self._in_flight is not None:
-            self._in_flight.join()
+            with self._session.telling.attended():
+                self._in_flight.join()
 
     def _finish_in_flight(self) -> None:
+        self._wait_in_flight()
         save, self._in_flight = self._in_flight, None
         if save is not None:
-            save.join()
-            if save.error is not None:
-                raise AsyncSaveError(
-                    f"the save of step {save.step} behind the training loop failed: {save.error}",
-                    step=save.step,
-                    outcome=getattr(save.error, "outcome", None),
-                    hint="Later saves are not affected; the step of this call was not saved.",
-                ) from save.error
+            save.raise_failure()
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class CheckpointManager:
             StructureMismatchError: target and step differ; lists every difference. Nothing was changed.
         """
         return self._restore(
-            RestoreOperation(session=self._session, step=Latest.STEP, into=into, items=items, keys=keys, adapt=adapt)
+            ObservedRestore(session=self._session, step=Latest.STEP, into=into, items=items, keys=keys, adapt=adapt)
         )
 
     def restore(
@@ -280,15 +285,23 @@ class CheckpointManager:
             RendezvousTimeoutError, PeerFailedError, DisagreementError: as for `save`.
         """
         check_choice("host_memory", host_memory, get_args(HostMemory))
-        operation = RestoreOperation(session=self._session, step=step, into=into, items=items, keys=keys, adapt=adapt)
-        operation.host_memory = host_memory
-        result = self._restore(operation)
+        result = self._restore(
+            ObservedRestore(
+                session=self._session,
+                step=step,
+                into=into,
+                items=items,
+                keys=keys,
+                adapt=adapt,
+                host_memory=host_memory,
+            )
+        )
         if result is None:
             raise RuntimeError("an explicit step is restored or refused")
         return result
 
     @one_at_a_time
-    def _restore(self, operation: RestoreOperation) -> RestoreResult | None:
+    def _restore(self, operation: ObservedRestore) -> RestoreResult | None:
         self._check_open()
         self._wait_in_flight()
         return operation.run()
@@ -312,7 +325,9 @@ class CheckpointManager:
     def verify(self, step: int | None = None) -> list[CheckpointError]:
         """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody."""
         self._check_open()
-        return self._session.committer.verify(None if step is None else check_step(step))
+        number = None if step is None else check_step(step)
+        with self._session.telling.reported("verify", number) as progress:
+            return self._session.committer.verify(number, progress=progress)
 
     @property
     def root(self) -> str:
@@ -325,16 +340,8 @@ class CheckpointManager:
     def preemption(self, *, signals: Collection[int] = (signal.SIGTERM,), deadline_secs: float = 15.0) -> Preemption:
         """Let a signal to any one process stop the loops of all of them at one step. Called by all processes.
 
-        From here to the end of the block (or `close`) the signals are caught. See docs/preemption.md.
-
-        Example:
-            with manager.preemption() as preemption:
-                for step in steps:
-                    ...
-                    stop = preemption.should_stop(step)
-                    manager.save(step, state, force=stop)
-                    if stop:
-                        break
+        From here to the end of the `with` block (or `close`) the signals are caught; `Preemption.should_stop` tells the
+        loop. docs/preemption.md has an example.
 
         Args:
             signals: which; () where the caller is not the main thread, or the notice comes by `Preemption.request`.
@@ -353,6 +360,7 @@ class CheckpointManager:
             deadline_secs=deadline_secs,
             open_secs=self._options.deadline_secs,
             drain=self._wait_in_flight,
+            tell=self._session.telling.tell,
         )
         self._preemptions.append(made)
         return made
@@ -375,22 +383,9 @@ class CheckpointManager:
             for preemption in self._preemptions:
                 preemption.close()
             self._retention.close(timeout_secs=min(30.0, self._options.deadline_secs))
+            self._session.telling.close(timeout_secs=min(10.0, self._options.deadline_secs))
             self._session.owner.release()
             self._coordinator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except CheckpointError as failed:
-            error.add_note(f"While closing the checkpoint manager: {failed}")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -34,6 +34,7 @@ from safepoint.manager.errors import (
     StorageError,
     UnsupportedVersionError,
 )
+from safepoint.manager.progress import QUIET
 from safepoint.manager.step_listing import CommittedStep, StepProblem, is_attempt
 from safepoint.manager.step_reading import StepReader, attempt_at
 from safepoint.manager.verifying import verify_steps
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from safepoint.formats.layout import Scope
     from safepoint.formats.manifest import Manifest
     from safepoint.formats.storage import Storage
+    from safepoint.manager.progress import Progress
 
 __all__ = ["CommittedStep", "Committer", "StepProblem"]
 
@@ -63,9 +65,9 @@ class Committer(StepReader):
         self._scope = scope
         self._process_index = process_index
 
-    def verify(self, step: int | None = None) -> list[CheckpointError]:
+    def verify(self, step: int | None = None, *, progress: Progress = QUIET) -> list[CheckpointError]:
         """Read every byte of a step, or of all, and return what is wrong; see `verify_steps`."""
-        return verify_steps(self._storage, step=step, private_to=self._private_to)
+        return verify_steps(self._storage, step=step, private_to=self._private_to, progress=progress)
 
     # Making
 

@@ -21,12 +21,12 @@ from safepoint.manager.sources import byte_view, raw_view
 from safepoint.manager.unpacking import SMALL_BYTES, Unpacker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from safepoint.formats.storage import Storage
     from safepoint.manager.adapters import ArrayLeaf
 
-__all__ = ["Fetch", "fetch_leaves", "plan_fetches"]
+__all__ = ["Fetch", "fetch_leaves", "num_fetched_bytes", "plan_fetches"]
 
 BUFFER_BYTES = 256 << 20
 """How much is read through buffers before it is handed to the leaves, unless one part alone is larger."""
@@ -67,11 +67,24 @@ def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> li
     return [fetch for *_, fetch in ordered]
 
 
-def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Sequence[Fetch]) -> int:
+def num_fetched_bytes(fetches: Sequence[Fetch]) -> int:
+    """Return what the leaves want, in bytes; reads round out to blocks."""
+    return sum(fetch.common.num_elements * ITEM_BYTES[fetch.entry.dtype] for fetch in fetches)
+
+
+def fetch_leaves(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    fetches: Sequence[Fetch],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> int:
     """Read everything, verified, into the leaves; return the number of bytes read from the storage.
 
     A leaf of a device that takes its data as a whole gets it as soon as that is complete, so that no more than a batch
-    is on the host. Otherwise the leaves' `finish` is the caller's to call.
+    is on the host. Otherwise the leaves' `finish` is the caller's to call. `progress` is told as by
+    `read_segments`.
 
     Raises:
         CorruptDataError: bytes differ from their digest; `target_modified` is set, names leaf and file.
@@ -84,7 +97,7 @@ def fetch_leaves(storage: Storage, prefix: str, manifest: Manifest, fetches: Seq
         segments = [segment for read in batch for segment in read.segments]
         if not batch:
             return num_bytes
-        num_bytes += read_segments(storage, prefix, manifest.files, segments)
+        num_bytes += read_segments(storage, prefix, manifest.files, segments, progress=progress)
         for read in batch:
             read.deliver()
         for leaf in complete:

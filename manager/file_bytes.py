@@ -26,7 +26,7 @@ from safepoint.manager.sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from safepoint.formats.base import FileLayout, Framing, Placement
     from safepoint.formats.manifest import ShardEntry, TreePath
@@ -49,20 +49,29 @@ class PlannedFile:
     shards: tuple[tuple[TreePath, ShardEntry], ...]
 
 
-def stage_files(files: Sequence[PlannedFile], source: Source, slab: HostSlab) -> list[memoryview]:
-    """Make the image of each file in the slab; when this returns, the caller may change anything."""
+def stage_files(
+    files: Sequence[PlannedFile], source: Source, slab: HostSlab, progress: Callable[[int], None]
+) -> list[memoryview]:
+    """Make the image of each file in the slab; when this returns, the caller may change anything.
+
+    Args:
+        files: of this process.
+        source: of their pieces.
+        slab: lends the memory.
+        progress: called with the bytes that were copied.
+    """
     images = slab.images([file.layout.num_bytes for file in files])
     for file, image in zip(files, images, strict=True):
         header = file.layout.header
         image.numpy()[: len(header)] = memoryview(header)
         if file.layout.framing is None:
-            _stage_packed(file, source, image)
+            _stage_packed(file, source, image, progress)
         else:
-            _stage_apart(file, source, image)
+            _stage_apart(file, source, image, progress)
     return [image.numpy().data for image in images]
 
 
-def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor) -> None:
+def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor, progress: Callable[[int], None]) -> None:
     position = len(file.layout.header)
 
     def room_for(num_bytes: int) -> torch.Tensor:
@@ -70,13 +79,14 @@ def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor) -> Non
         position += num_bytes
         return image[position - num_bytes : position]
 
-    for _ in packed(file.pieces, source, room_for):
-        pass
+    for run in packed(file.pieces, source, room_for):
+        progress(len(run))
 
 
-def _stage_apart(file: PlannedFile, source: Source, image: torch.Tensor) -> None:
+def _stage_apart(file: PlannedFile, source: Source, image: torch.Tensor, progress: Callable[[int], None]) -> None:
     for placement, data in _loaded(file, source):
         image[placement.offset : placement.offset + placement.num_bytes] = flat_bytes(data)
+        progress(placement.num_bytes)
 
 
 def append_image(writer: FileWriter, file: PlannedFile, image: memoryview) -> None:

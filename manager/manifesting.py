@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from safepoint.formats.commit_record import CommitRecord
 from safepoint.formats.manifest import FileEntry, LeafEntry, Manifest, Node, ShardEntry, TreePath, display_path
 from safepoint.formats.reading import read_segments
 from safepoint.formats.region import Region, check_tiling
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from safepoint.formats.storage import Storage
+    from safepoint.formats.tree import JSON
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.directing import Direction
     from safepoint.manager.remembering import Memo
+    from safepoint.manager.session import Session
     from safepoint.manager.writing import WriteReport
 
-__all__ = ["assemble_manifest", "check_written"]
+__all__ = ["assemble_manifest", "check_written", "commit_record"]
 
 _READ_BACK_BYTES = 64 << 20  # a few hundredths of a second, whatever the size of the step
 
@@ -58,6 +62,41 @@ def assemble_manifest(
         step=step,
         attempt=direction.attempt,
         partial=process_count is not None,
+    )
+
+
+def commit_record(
+    manifest: Manifest,
+    *,
+    manifest_bytes: int,
+    manifest_digest: str,
+    session: Session,
+    sequence: int,
+    metrics: Mapping[str, float],
+    timings: Mapping[str, float],
+    extra: Mapping[str, JSON],
+) -> CommitRecord:
+    """Return the record that commits a manifest as it was written."""
+    is_private = session.options.root_scope == "per_process"
+    return CommitRecord(
+        step=manifest.step,
+        sequence=sequence,
+        attempt=manifest.attempt,
+        run=session.run,
+        parent=session.parent,
+        mode=manifest.mode,
+        format=manifest.format,
+        metrics=metrics,
+        num_bytes=sum(file.num_bytes for file in manifest.files),
+        num_leaves=len(manifest.leaves),
+        process_count=manifest.process_count,
+        scope=session.options.root_scope,
+        process_index=session.coordinator.process_index if is_private else None,
+        manifest_bytes=manifest_bytes,
+        manifest_digest=manifest_digest,
+        timings={name: round(secs, 6) for name, secs in timings.items()},
+        extra=extra,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 
 

@@ -16,6 +16,7 @@ from safepoint.manager.policies import KeepAll, OnExists, Policy
 
 if TYPE_CHECKING:
     from safepoint.formats.base import Format
+    from safepoint.manager.events import Observer
 
 __all__ = [
     "CheckReplicas",
@@ -23,6 +24,7 @@ __all__ = [
     "OnExists",
     "RequestedMode",
     "RootScope",
+    "ShowProgress",
     "check_choice",
     "check_metrics",
     "check_step",
@@ -33,6 +35,7 @@ __all__ = [
 RequestedMode = Literal["auto", "consolidated", "sharded"]
 RootScope = Literal["shared", "per_process"]
 CheckReplicas = Literal["trust", "error"]
+ShowProgress = Literal["auto", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class ManagerOptions:
     deadline_secs: float
     root_scope: RootScope
     check_replicas: CheckReplicas
+    progress: ShowProgress = "auto"
+    observers: tuple[Observer, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep, Policy):
@@ -62,6 +67,13 @@ class ManagerOptions:
         check_choice("mode", self.mode, get_args(RequestedMode))
         check_choice("root_scope", self.root_scope, get_args(RootScope))
         check_choice("check_replicas", self.check_replicas, get_args(CheckReplicas))
+        check_choice("progress", self.progress, get_args(ShowProgress))
+        for observer in self.observers:
+            if not callable(observer):
+                raise InvalidArgumentError(
+                    f"an observer must be a function of one event, got {observer!r}",
+                    hint="For example observers=[print].",
+                )
         if self.root_scope == "per_process" and self.mode == "consolidated":
             raise InvalidArgumentError(
                 "per-process roots cannot hold consolidated steps: only process 0 would have one",

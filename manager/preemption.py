@@ -19,6 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol, Self
 
 from safepoint.manager.errors import InvalidArgumentError
+from safepoint.manager.events import Preempted
 from safepoint.manager.options import check_step
 from safepoint.manager.signal_watch import SignalWatch, signal_name
 from safepoint.manager.stop_decision import StopWatcher
@@ -53,6 +54,7 @@ class Preemption:
         deadline_secs: float,
         open_secs: float,
         drain: Callable[[], None],
+        tell: Callable[[Preempted], None],
     ) -> None:
         """Catch the signals, then meet, so that from here on every process can be asked for its step.
 
@@ -65,10 +67,12 @@ class Preemption:
             deadline_secs: for the other processes to answer when one is preempted.
             open_secs: for the other processes to come here.
             drain: waits for the save in flight.
+            tell: told once, when this process is to stop.
         """
         if not deadline_secs > 0:
             raise InvalidArgumentError(f"deadline_secs must be positive, not {deadline_secs!r}")
         self._drain = drain
+        self._tell: Callable[[Preempted], None] | None = tell
         self._is_open = True
         self._signals = SignalWatch(signals)
         view = coordinator.background(name)
@@ -98,7 +102,11 @@ class Preemption:
         """
         if not self._is_open:
             raise InvalidArgumentError("no preemption is watched for any more", hint="Call this inside the block.")
-        return self._agreement.reached(step if type(step) is int and step >= 0 else check_step(step))
+        is_last = self._agreement.reached(step if type(step) is int and step >= 0 else check_step(step))
+        if is_last and self._tell is not None:
+            tell, self._tell = self._tell, None
+            tell(Preempted(step=step, reason=self.reason or ""))
+        return is_last
 
     def request(self, reason: str = "a request") -> None:
         """Stop all processes as a signal would. From any thread of any process; returns at once.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.session import Session
 
-__all__ = ["Latest", "RestoreOperation"]
+__all__ = ["Latest", "Prepared", "RestoreOperation"]
 
 logger = logging.getLogger("safepoint")
 
@@ -107,7 +107,7 @@ class RestoreOperation:
             chosen = self._choose()
             if chosen is None:
                 return None
-            prepared = _Prepared(candidate=chosen)
+            prepared = Prepared(candidate=chosen)
             error = self._together("restore-check", lambda: self._prepare(prepared))  # noqa: B023 - called at once
             if error is None:
                 error = self._together("restore-read", lambda: self._read(prepared))  # noqa: B023 - called at once
@@ -161,7 +161,7 @@ class RestoreOperation:
 
     # -- check, then read --------------------------------------------------------------------------------------------
 
-    def _prepare(self, prepared: _Prepared) -> bytes:
+    def _prepare(self, prepared: Prepared) -> bytes:
         session = self.session
         found = self._find(prepared.candidate)
         prepared.prefix = found.prefix
@@ -199,7 +199,7 @@ class RestoreOperation:
             extra = {}
         return json.dumps([[path_to_json(path), text] for path, text in extra.items()]).encode()
 
-    def _allocate(self, prepared: _Prepared) -> dict[TreePath, ArrayLeaf | None]:
+    def _allocate(self, prepared: Prepared) -> dict[TreePath, ArrayLeaf | None]:
         """Make the host tensors of a restore without a target; return the leaves that are to be read."""
         manifest = prepared.required_manifest
         paths = array_paths(prepared.structure)
@@ -225,20 +225,27 @@ class RestoreOperation:
             hint="It was deleted meanwhile, or the processes do not share one root.",
         )
 
-    def _fetch(self, prepared: _Prepared, leaves: Mapping[TreePath, ArrayLeaf]) -> None:
+    def _fetch(self, prepared: Prepared, leaves: Mapping[TreePath, ArrayLeaf]) -> None:
         manifest = prepared.required_manifest
         fetch_leaves(self.session.storage, prepared.prefix, manifest, plan_fetches(manifest, leaves))
 
-    def _read(self, prepared: _Prepared) -> bytes:
+    def _read(self, prepared: Prepared) -> bytes:
         try:
             prepared.num_bytes = fetch_leaves(
-                self.session.storage, prepared.prefix, prepared.required_manifest, prepared.fetches
+                self.session.storage,
+                prepared.prefix,
+                prepared.required_manifest,
+                prepared.fetches,
+                progress=self._advance,
             )
         except StorageError as error:
             if error.errno in _GONE:  # between the check and this: the root's owner lets steps go while others read
                 self._find(prepared.candidate)
             raise
         return b"[]"
+
+    def _advance(self, num_bytes: int) -> None:
+        """Learn that so many more bytes are read; see `observed`."""
 
     def _together(self, name: str, work: Callable[[], bytes]) -> CheckpointError | None:
         """Do work on every process; return an error about unsound data, the same one everywhere, for the caller.
@@ -280,7 +287,7 @@ class RestoreOperation:
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
-    def _apply(self, prepared: _Prepared) -> RestoreResult:
+    def _apply(self, prepared: Prepared) -> RestoreResult:
         session = self.session
         chosen = prepared.candidate
         state: dict[str, Any] | None = None
@@ -313,7 +320,9 @@ class RestoreOperation:
 
 
 @dataclass(kw_only=True)
-class _Prepared:
+class Prepared:
+    """What one process has looked up and made ready for the step that was chosen."""
+
     candidate: Candidate
     prefix: str = ""
     manifest: Manifest | None = None
@@ -326,6 +335,7 @@ class _Prepared:
 
     @property
     def required_manifest(self) -> Manifest:
+        """The manifest, once it was looked up."""
         if self.manifest is None:
             raise RuntimeError("read before prepare")
         return self.manifest

@@ -10,9 +10,8 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from safepoint.formats.manifest import LAYOUT_VERSION, CommitRecord, Manifest, TreePath
 from safepoint.manager.admission import admit_save, find_step
 from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import Coordinator, Transport, run_together
@@ -25,7 +24,7 @@ from safepoint.manager.errors import (
     StorageError,
 )
 from safepoint.manager.file_bytes import stage_files
-from safepoint.manager.manifesting import assemble_manifest, check_written
+from safepoint.manager.manifesting import assemble_manifest, check_written, commit_record
 from safepoint.manager.planning import lay_out_files, plan_together
 from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
@@ -35,6 +34,7 @@ from safepoint.manager.writing import PlannedFile, WriteReport, write_files
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from safepoint.formats.manifest import Manifest, TreePath
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.commit import CommittedStep
     from safepoint.manager.directing import Direction, SaveDecision
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["SaveOperation"]
 
 logger = logging.getLogger("safepoint")
+
+_T = TypeVar("_T")
 
 
 @dataclass(kw_only=True)
@@ -68,6 +70,11 @@ class SaveOperation:
     direction: Direction = field(init=False)
     flat: FlatState = field(init=False)
     timings: dict[str, float] = field(default_factory=dict)
+    num_bytes: int = 0
+    """Data bytes that this process writes; known from `stage` on."""
+    removed: list[int] = field(default_factory=list)
+    """Steps that retention let go after the commit."""
+    _began: float = 0.0
     _attempt: str | None = None
     """Known before anything of it is made, so that whatever ends the save can take it back."""
     _files: list[PlannedFile] = field(default_factory=list)
@@ -92,7 +99,7 @@ class SaveOperation:
         Returns:
             Why nothing is to be saved; None when the step is to be written.
         """
-        started = time.monotonic()
+        self._began = time.monotonic()
         try:
             admission = admit_save(
                 self.session,
@@ -113,7 +120,7 @@ class SaveOperation:
                 if not isinstance(error, DisagreementError):  # which may be about the step itself
                     error.with_context(step=getattr(self, "step", None))
             raise
-        self.timings["begin_secs"] = time.monotonic() - started
+        self.timings["begin_secs"] = time.monotonic() - self._began
         return admission.skip_reason
 
     def _checked_step(self) -> int:
@@ -167,6 +174,7 @@ class SaveOperation:
         if options.root_scope == "per_process":
             session.committer.begin(self.step, direction.attempt)
         self._files = lay_out_files(session, direction, self._decision, self._specs(), self.metrics)
+        self.num_bytes = sum(piece.num_bytes for file in self._files for piece in file.pieces)
         if direction.gathers:
             self._transport = coordinator.open_transport(deadline_secs=options.deadline_secs)
             self._source = GatherSource(
@@ -179,7 +187,7 @@ class SaveOperation:
             self._source = LiveSource(self.flat.arrays)
         if not self.blocking:
             self._send()
-            self._source = stage_files(self._files, self._source, self.slab)
+            self._source = stage_files(self._files, self._source, self.slab, self._advance)
             for leaf in self.flat.arrays.values():
                 leaf.release()
 
@@ -232,13 +240,16 @@ class SaveOperation:
             try:
                 if self.blocking:
                     self._send()
+                source = self._source
+                assert source is not None, "complete() before stage()"
                 report = write_files(
                     session.storage,
                     self._prefix,
                     self._files,
-                    self._required_source(),
+                    source,
                     process_index=coordinator.process_index,
                     attempt=self.direction.attempt,
+                    progress=self._advance,
                 )
             except BaseException as error:
                 self._close_transport()
@@ -252,13 +263,13 @@ class SaveOperation:
         @paused_collection()
         def decide(payloads: Sequence[bytes]) -> bytes:
             # The manifest is made here, so that a gap in it is everybody's error, before anything is published.
-            reports = [self._required_report()]
+            reports = [_required(self._report, "a commit without a report")]
             reports += [WriteReport.from_json(json.loads(payload)) for payload in payloads[1:]]
             if session.options.root_scope == "shared":
                 self._manifest = assemble_manifest(
                     reports,
                     self._specs(),
-                    self._required_decision().structure,
+                    _required(self._decision, "a decision on another process than the primary").structure,
                     direction=self.direction,
                     step=self.step,
                     file_format=session.options.format,
@@ -288,7 +299,7 @@ class SaveOperation:
         manifest = self._manifest
         if manifest is None:  # a root of this process's own holds what this process wrote
             manifest = assemble_manifest(
-                [self._required_report()],
+                [_required(self._report, "a commit without a report")],
                 self._specs(),
                 self.flat.nodes,
                 direction=self.direction,
@@ -300,25 +311,16 @@ class SaveOperation:
             check_written(session.storage, self._prefix, manifest.files)
         session.owner.verify()
         num_bytes, digest = session.committer.write_manifest(self.step, self.direction.attempt, manifest)
-        record = CommitRecord(
-            version=LAYOUT_VERSION,
-            step=self.step,
-            sequence=self._sequence,
-            attempt=self.direction.attempt,
-            run=session.run,
-            parent=session.parent,
-            mode=self.direction.mode,
-            format=options.format,
-            metrics=self.metrics,
-            num_bytes=sum(file.num_bytes for file in manifest.files),
-            num_leaves=len(manifest.leaves),
-            process_count=session.coordinator.process_count,
-            scope=options.root_scope,
-            process_index=session.coordinator.process_index if options.root_scope == "per_process" else None,
+        self.timings["elapsed_secs"] = time.monotonic() - self._began
+        record = commit_record(
+            manifest,
             manifest_bytes=num_bytes,
             manifest_digest=digest,
-            timings={name: round(secs, 6) for name, secs in self.timings.items()},
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            session=session,
+            sequence=self._sequence,
+            metrics=self.metrics,
+            timings=self.timings,
+            extra={"blocking": self.blocking},
         )
         self._replaced = session.committer.publish_beside(record, find_step(session.committer, self.step))
         self._published = True
@@ -332,7 +334,10 @@ class SaveOperation:
         """
         if self._replaced is not None:
             self.session.committer.drop_replaced(self._replaced)
-        self.retention.apply(protected={self.direction.attempt})
+        self.removed = self.retention.apply(protected={self.direction.attempt})
+
+    def _advance(self, num_bytes: int) -> None:
+        """Learn that so many more bytes are staged, or written; see `observed`."""
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
@@ -366,21 +371,6 @@ class SaveOperation:
     def _prefix(self) -> str:
         return self.session.committer.prefix_of(self.step, self.direction.attempt)
 
-    def _required_source(self) -> Source | Sequence[memoryview]:
-        if self._source is None:
-            raise RuntimeError("complete() before stage()")
-        return self._source
-
-    def _required_decision(self) -> SaveDecision:
-        if self._decision is None:
-            raise RuntimeError("a process other than the primary has no decision")
-        return self._decision
-
-    def _required_report(self) -> WriteReport:
-        if self._report is None:
-            raise RuntimeError("a commit without a report")
-        return self._report
-
     def result(self, *, blocked_secs: float) -> SaveResult:
         """Return what this process did."""
         return SaveResult(
@@ -388,7 +378,13 @@ class SaveOperation:
             saved=True,
             mode=self.direction.mode,
             mode_reason=self.direction.mode_reason,
-            num_bytes=sum(piece.num_bytes for file in self._files for piece in file.pieces),
+            num_bytes=self.num_bytes,
             blocked_secs=blocked_secs,
             path=f"{self.session.options.root}/{self.step}",
         )
+
+
+def _required(value: _T | None, why: str) -> _T:
+    if value is None:
+        raise RuntimeError(why)
+    return value

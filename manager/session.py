@@ -19,8 +19,10 @@ from safepoint.manager.agreement import require_same
 from safepoint.manager.commit import Committer
 from safepoint.manager.coordination import Coordinator, run_together
 from safepoint.manager.errors import CheckpointError, DisagreementError, Outcome, StorageError
+from safepoint.manager.history import History
 from safepoint.manager.owner import Owner
 from safepoint.manager.remembering import SaveMemos
+from safepoint.manager.telling import Telling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +45,7 @@ class Session:
     committer: Committer
     owner: Owner
     run: str
+    telling: Telling
     restored: StepInfo | None = None
     """The step that this run was last restored from."""
     committed: set[str] = field(default_factory=set)
@@ -50,6 +53,8 @@ class Session:
     memos: SaveMemos = field(default_factory=SaveMemos)
     parent: str | None = None
     """The attempt last restored or committed."""
+    num_restores: int = 0
+    """How many times a step was read; the same on all processes."""
 
     @property
     def owns_root(self) -> bool:
@@ -134,6 +139,8 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
         _prove_one_root(options, coordinator, storage, nonce)
     committer = Committer(storage, scope=options.root_scope, process_index=coordinator.process_index)
     owner = Owner(options.root, deadline_secs=options.deadline_secs)
+    may_own = coordinator.is_primary or not shared
+    history = History(LocalStorage(options.root), run=answer["run"]) if may_own else None
     return Session(
         options=options,
         coordinator=coordinator,
@@ -141,6 +148,7 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
         committer=committer,
         owner=owner,
         run=answer["run"],
+        telling=Telling(coordinator, observers=options.observers, progress=options.progress, history=history),
     )
 
 

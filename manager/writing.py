@@ -17,7 +17,7 @@ from safepoint.manager.sources import PlannedPiece, Source
 from safepoint.manager.wire import path_from_json, path_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from safepoint.formats.base import Placement
     from safepoint.formats.storage import Storage
@@ -149,6 +149,7 @@ def write_files(
     *,
     process_index: int,
     attempt: str,
+    progress: Callable[[int], None] | None = None,
 ) -> WriteReport:
     """Write all files below `prefix`; return when they and their directories are durable.
 
@@ -159,6 +160,7 @@ def write_files(
         source: of the pieces, or the image of each file (`file_bytes.stage_files`).
         process_index: of this process.
         attempt: that writes.
+        progress: called with the bytes that are with the storage, as `FileWriter.report_to` says.
 
     Raises:
         StorageError: the storage refused; the file in question is removed.
@@ -169,6 +171,8 @@ def write_files(
         path = f"{prefix}/{file.path}"
         _make_parents(storage, path, directories)
         with storage.open_writer(path, num_bytes=file.layout.num_bytes) as writer:
+            if progress is not None:
+                writer.report_to(progress)
             if isinstance(source, Sequence):
                 append_image(writer, file, source[index])
             else:

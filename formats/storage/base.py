@@ -25,7 +25,7 @@ from safepoint.formats.checksum import BLOCK_BYTES
 from safepoint.formats.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
     from types import TracebackType
 
     from typing_extensions import Buffer
@@ -89,6 +89,14 @@ class FileWriter(ABC):
 
     As a context manager it aborts when left without `finish`, by an exception or otherwise.
     """
+
+    def report_to(self, progress: Callable[[int], None]) -> None:
+        """Have a function called with the number of bytes each time that so many more are with the storage.
+
+        From any thread, never from two at once. Before the first append. An implementation that cannot tell calls it
+        never.
+        """
+        del progress
 
     @abstractmethod
     def append(self, data: Buffer) -> None:

@@ -24,6 +24,8 @@ from safepoint.formats.storage.base import FileWriter, WrittenFile
 from safepoint.formats.storage.buffers import copy_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Buffer
 
     from safepoint.formats.storage.buffers import BufferPool
@@ -92,6 +94,10 @@ class BlockWriter(FileWriter):
         self._appended = 0  # bytes of whole blocks handed on, and of `_buffer`
         self._buffer: memoryview | None = None  # the block that is being gathered
         self._open = True
+
+    @override
+    def report_to(self, progress: Callable[[int], None]) -> None:
+        self._pipeline.on_written = progress
 
     @override
     def append(self, data: Buffer) -> None:
@@ -204,6 +210,7 @@ class _Pipeline:
         self._error: BaseException | None = None
         self._closing = False
         self._threads: list[threading.Thread] = []
+        self.on_written: Callable[[int], None] | None = None
 
     def submit(self, block: _Block) -> None:
         """Hand a block to the workers, waiting while all are busy; raise what an earlier one met with."""
@@ -297,6 +304,8 @@ class _Pipeline:
             if error is not None:
                 self._error = self._error or error
                 self._drop_queue()
+            elif self.on_written is not None:
+                self.on_written(block.num_bytes)
             self._changed.notify_all()
 
     def _drop_queue(self) -> None:

@@ -163,6 +163,25 @@ class Coordinator(ABC):
         """
 
     @abstractmethod
+    def count(self, name: str, amount: int, *, deadline_secs: float) -> int:
+        """Add to a counter that all processes share, and return its sum; a counter begins at 0.
+
+        *Called by* any process, at any time: it meets nobody. For people: after a broken connection an amount may
+        have been added twice.
+
+        Raises:
+            RendezvousTimeoutError: process 0, which keeps it, has left or does not answer.
+        """
+
+    @abstractmethod
+    def drop_count(self, name: str, *, deadline_secs: float) -> None:
+        """Forget a counter, if there is one.
+
+        Raises:
+            RendezvousTimeoutError: process 0, which keeps it, has left or does not answer.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of connections. Idempotent and bounded: the primary waits briefly for the last answers to be read."""
 

@@ -267,6 +267,16 @@ class StoreCoordinator(Coordinator):
         self._check_open()
         return self._meetings.ask(lambda values: values.read("note"), deadline_secs=deadline_secs)
 
+    def count(self, name: str, amount: int, *, deadline_secs: float) -> int:
+        """See `Coordinator.count`."""
+        self._check_open()
+        return self._meetings.ask(lambda values: values.add(f"count/{name}", amount), deadline_secs=deadline_secs)
+
+    def drop_count(self, name: str, *, deadline_secs: float) -> None:
+        """See `Coordinator.drop_count`."""
+        self._check_open()
+        self._meetings.ask(lambda values: values.forget(f"count/{name}"), deadline_secs=deadline_secs)
+
     def close(self) -> None:
         """See `Coordinator.close`."""
         if not self._is_open:

@@ -33,6 +33,7 @@ class SingleProcess(Coordinator):
         self._blobs: OrderedDict[str, bytes] = OrderedDict()
         self._transport = _NobodyElse()
         self._note: bytes | None = None
+        self._counters: dict[str, int] = {}
         self._views: dict[str, SingleProcess] = {}
 
     def sync_devices(self) -> None:
@@ -99,6 +100,17 @@ class SingleProcess(Coordinator):
         """See `Coordinator.find_note`."""
         del deadline_secs
         return self._note
+
+    def count(self, name: str, amount: int, *, deadline_secs: float) -> int:
+        """See `Coordinator.count`."""
+        del deadline_secs
+        self._counters[name] = self._counters.get(name, 0) + amount
+        return self._counters[name]
+
+    def drop_count(self, name: str, *, deadline_secs: float) -> None:
+        """See `Coordinator.drop_count`."""
+        del deadline_secs
+        self._counters.pop(name, None)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -90,6 +90,10 @@ class Values:
         """Add to a counter and return its new value."""
         return int(self._store.add(self._prefix + key, amount))
 
+    def forget(self, key: str) -> None:
+        """Delete a counter, if it is there."""
+        self._store.delete_key(self._prefix + key)
+
     def has(self, keys: Iterable[str]) -> bool:
         """Return whether all of these keys are set."""
         return bool(self._store.check([self._prefix + key for key in keys]))

@@ -6,52 +6,21 @@ made. What cannot run is not fenced as Python.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from support.snippets import documents_with_snippets, run_snippets
 from support.source_tree import ROOT
 
-FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def documents_with_snippets() -> list[str]:
-    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
-    return sorted(str(path.relative_to(ROOT)) for path in paths if FENCE.search(path.read_text()))
-
-
-def script_of(document: str) -> str:
-    """Return the snippets, each on the lines on which it stands in the document, so that a traceback points there."""
-    text = (ROOT / document).read_text()
-    lines: list[str] = []
-    for match in FENCE.finditer(text):
-        first = text.count("\n", 0, match.start(1))
-        lines += [""] * (first - len(lines)) + match[1].splitlines()
-    return "\n".join(lines) + "\n"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("document", documents_with_snippets())
 def test_snippets_run(document: str, tmp_path: Path) -> None:
-    script = tmp_path / Path(document).name
-    script.write_text(script_of(document))
-    folder = tmp_path / "empty"
-    folder.mkdir()
-
-    ended = subprocess.run(
-        [sys.executable, "-P", "-W", "error", str(script)],
-        cwd=folder,
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-    assert ended.returncode == 0, ended.stderr
+    run_snippets(document, tmp_path)
 
 
 def test_links_inside_the_repository_lead_somewhere() -> None:

@@ -210,5 +210,5 @@ def check_aftermath(scenario: Scenario, root: str, owners: int) -> int:
         expected = {*map(str, before | {step, 99}), ".safepoint", *(name.split("/", maxsplit=1)[0] for name in FOREIGN)}
         present = {path.name for path in Path(root).iterdir()}
         assert present == expected, present ^ expected
-    assert {path.name for path in Path(root, ".safepoint").iterdir()} <= {"lock", "pins"}
+    assert {path.name for path in Path(root, ".safepoint").iterdir()} <= {"history.jsonl", "lock", "pins"}
     return found

@@ -36,6 +36,7 @@ from safepoint.manager.errors import (
     StepNotFoundError,
     StructureMismatchError,
 )
+from safepoint.manager.events import Event, Observer, SaveCommitted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +52,18 @@ def opening(root: Path) -> None:
     CheckpointManager(root, kepe=kept)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     CheckpointManager(root, kept)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     KeepBest(2, metric="loss", order="up")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def observing(root: Path) -> None:
+    def observe(event: Event) -> None:
+        if isinstance(event, SaveCommitted):
+            assert_type(event.secs, float)
+
+    seen: list[Event] = []
+    observer: Observer = observe
+    CheckpointManager(root, observers=[observer, seen.append, print], progress="off")
+    CheckpointManager(root, observers=print)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    CheckpointManager(root, progress="never")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def saving(manager: CheckpointManager, state: dict[str, Any]) -> None:
