@@ -15,8 +15,9 @@ import logging
 import math
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from safepoint.formats.storage import LocalStorage
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.events import (
     Event,
@@ -69,6 +70,11 @@ class History:
         self._new: list[str] = []
         self._is_owner = False
         self._written = -math.inf
+
+    @classmethod
+    def of_root(cls, root: str, *, run: str) -> Self:
+        """Return the history of a root, through a storage of its own, which no save shares."""
+        return cls(LocalStorage(root), run=run)
 
     def __call__(self, event: Event) -> None:
         """Note the event, and write what is due."""

@@ -140,7 +140,7 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
     committer = Committer(storage, scope=options.root_scope, process_index=coordinator.process_index)
     owner = Owner(options.root, deadline_secs=options.deadline_secs)
     may_own = coordinator.is_primary or not shared
-    history = History(LocalStorage(options.root), run=answer["run"]) if may_own else None
+    history = History.of_root(options.root, run=answer["run"]) if may_own else None
     return Session(
         options=options,
         coordinator=coordinator,
