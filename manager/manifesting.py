@@ -128,7 +128,7 @@ def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> 
         CorruptDataError: a file is missing, cut short, or other than it was written; names it.
     """
     for file in files:
-        found = storage.size(f"{prefix}/{file.path}")
+        found = storage.size(f"{prefix}/{file.path}", expected=file.num_bytes)
         if found != file.num_bytes:
             what = "is missing" if found is None else f"has {found} bytes"
             raise _unlike(storage, prefix, file, f"{what} instead of {file.num_bytes} bytes")
