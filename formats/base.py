@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from safepoint.formats.codecs import Codec
     from safepoint.formats.layout import Mode
     from safepoint.formats.region import Region
     from safepoint.formats.tree import JSON, TreePath
@@ -28,6 +29,7 @@ __all__ = [
     "Placement",
     "Portion",
     "WriteJob",
+    "WrittenPart",
 ]
 
 
@@ -88,12 +90,15 @@ class FileLayout:
         placements: all pieces, in file order; the first begins where the header ends.
         num_bytes: of the whole file.
         framing: what follows each placement; None where they lie back to back.
+        codec: what the bytes of each placement are encoded with when they are written, and then framed. How long they
+            get nobody knows before: the placements and `num_bytes` say how they lie until then, without a header.
     """
 
     header: bytes
     placements: tuple[Placement, ...]
     num_bytes: int
     framing: Framing | None = None
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +155,8 @@ class FilePlan:
     """One file to be written.
 
     Attributes:
-        path: in the step.
+        path: in the step. With a codec there are as many files as it takes, whose names begin so and end in a number of
+            eight hexadecimal digits.
         layout: where what goes.
         contents: one for each placement, in file order.
     """
@@ -158,6 +164,25 @@ class FilePlan:
     path: str
     layout: FileLayout
     contents: tuple[Content, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenPart:
+    """Where some process put a region of a leaf.
+
+    Attributes:
+        path: the leaf.
+        key: of the piece.
+        file: path of the file in the step.
+        offset: of the first byte.
+        num_bytes: as written; what its framing put after it is not in it.
+    """
+
+    path: TreePath
+    key: str
+    file: str
+    offset: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,5 +269,16 @@ class Format(Protocol):
         Raises:
             InvalidArgumentError: more than a file can hold.
             UnsupportedValueError: a name or dtype that the format cannot hold; names the leaf.
+        """
+        ...
+
+    def conclude(self, parts: Iterable[WrittenPart], job: WriteJob) -> list[FilePlan]:
+        """Return files without data that say where the others' data are; [] for a format that needs none.
+
+        Called by: the primary, after all processes have written; it writes them, and then commits.
+
+        Args:
+            parts: of all processes, copies too.
+            job: of the primary.
         """
         ...

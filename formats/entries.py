@@ -12,8 +12,9 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import TYPE_CHECKING
 
 from safepoint.formats.checksum import BLOCK_BYTES, is_digest, num_blocks
+from safepoint.formats.codecs import CODECS
 from safepoint.formats.dtypes import ITEM_BYTES
-from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
+from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, UnsupportedVersionError
 from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path, known_json
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.region import Region
@@ -107,10 +108,12 @@ class ShardEntry:
         region: where it lies in the leaf.
         file: index into the manifest's files.
         offset: its first byte, from the start of that file.
-        num_bytes: its size: that of the stored items in C order, little-endian.
+        num_bytes: its size: that of the stored items in C order, little-endian, or of what they were encoded to.
         key: the file's own name of it.
         stored_shape: of the box that is stored, of which the region is the first corner; None where it is the region.
         digest: of its bytes, where it was asked for.
+        codec: name of what those items are encoded with, as a whole (`safepoint.formats.codecs`); None where they lie
+            there as they are.
     """
 
     region: Region
@@ -120,6 +123,7 @@ class ShardEntry:
     key: str
     stored_shape: tuple[int, ...] | None = None
     digest: str | None = None
+    codec: str | None = None
 
     @property
     def stored_region(self) -> Region:
@@ -128,7 +132,7 @@ class ShardEntry:
 
     def to_json(self) -> JSON:
         """Return the entry as the manifest has it."""
-        value = {
+        value: dict[str, JSON] = {
             "region": self.region.to_json(),
             "file": self.file,
             "offset": self.offset,
@@ -137,7 +141,11 @@ class ShardEntry:
         }
         if self.stored_shape is not None:
             value["stored_shape"] = list(self.stored_shape)
-        return value if self.digest is None else {**value, "digest": self.digest}
+        if self.digest is not None:
+            value["digest"] = self.digest
+        if self.codec is not None:
+            value["codec"] = self.codec
+        return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +175,7 @@ class LeafEntry:
 
     def to_text(self, node: int) -> str:
         """Return the canonical JSON text of `to_json(node)`."""
-        if len(self.shards) != 1 or self.shards[0].stored_shape is not None:
+        if len(self.shards) != 1 or self.shards[0].stored_shape is not None or self.shards[0].codec is not None:
             return known_json(self.to_json(node))
         shard = self.shards[0]
         digest = "" if shard.digest is None else f'"digest":"{shard.digest}",'
@@ -211,7 +219,7 @@ class LeafEntry:
                 _read_shard(shard, shape=shape, item_bytes=item_bytes, files=files, fields=fields)
                 for shard in fields.items("shards")
             )
-        except CorruptDataError as error:
+        except (CorruptDataError, UnsupportedVersionError) as error:
             raise error.with_context(leaf=display_path(tree_path)) from None
         return cls(path=tree_path, dtype=dtype, shape=shape, shards=shards)
 
@@ -229,6 +237,7 @@ def _read_simple(value: JSON, *, paths: Sequence[TreePath], files: Sequence[File
         is_sound = (
             "stored_shape" not in shard
             and ("digest" not in shard or is_digest(found))
+            and "codec" not in shard
             and type(key) is str
             and sizes == shape
             and not any(offsets)
@@ -263,9 +272,13 @@ def _read_shard(
         key=shard.text("key"),
         stored_shape=_read_stored_shape(shard, region) if shard.has("stored_shape") else None,
         digest=_read_digest(shard) if shard.has("digest") else None,
+        codec=_read_codec(shard) if shard.has("codec") else None,
     )
     expected = entry.stored_region.num_elements * item_bytes
-    if entry.num_bytes != expected:
+    if entry.codec is not None:
+        if not 0 < expected <= entry.num_bytes * CODECS[entry.codec].max_ratio:
+            raise shard.error(f"has {entry.num_bytes} encoded bytes, which cannot be the {expected} of its region")
+    elif entry.num_bytes != expected:
         raise shard.error(f"has {entry.num_bytes} bytes where its region has {expected}")
     file = files[entry.file]
     if entry.offset + entry.num_bytes > file.num_bytes:
@@ -281,6 +294,17 @@ def _read_digest(shard: Fields) -> str:
     if not is_digest(text):
         raise shard.error("has a digest that is none")
     return text
+
+
+def _read_codec(shard: Fields) -> str:
+    name = shard.text("codec")
+    if name not in CODECS:
+        raise UnsupportedVersionError(
+            f"{shard.what} is encoded with {name[:40]!r}; this release knows {', '.join(sorted(CODECS))}",
+            path=shard.path,
+            hint="Install a newer safepoint to read this step; an older step may still be readable.",
+        )
+    return name
 
 
 def _read_stored_shape(shard: Fields, region: Region) -> tuple[int, ...]:

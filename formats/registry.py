@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.errors import InvalidArgumentError
-from safepoint.formats.orbax.layout import OrbaxFormat
+from safepoint.formats.orbax.layout import ORBAX, ORBAX_ZSTD
 from safepoint.formats.safetensors import SafetensorsFormat
 from safepoint.formats.torch_file import TorchFormat
 
@@ -23,7 +23,8 @@ __all__ = ["ENTRY_POINT_GROUP", "format_names", "get_format"]
 
 ENTRY_POINT_GROUP = "safepoint.formats"
 
-_FORMATS: dict[str, Format] = {known.name: known for known in (SafetensorsFormat(), OrbaxFormat(), TorchFormat())}
+_OURS: tuple[Format, ...] = (SafetensorsFormat(), ORBAX, ORBAX_ZSTD, TorchFormat())
+_FORMATS: dict[str, Format] = {known.name: known for known in _OURS}
 
 
 def format_names() -> tuple[str, ...]:
@@ -57,7 +58,8 @@ def _registered(name: str) -> Format | None:
         made: Any = found[0].load()
     except Exception as error:
         raise InvalidArgumentError(f"the package that registers the format {name} cannot be loaded: {error}") from error
-    missing = [part for part in ("name", "modes", "allows_private_roots", "arrange", "plan") if not hasattr(made, part)]
+    parts = ("name", "modes", "allows_private_roots", "arrange", "plan", "conclude")
+    missing = [part for part in parts if not hasattr(made, part)]
     if missing or made.name != name:
         raise InvalidArgumentError(
             f"what is registered as the format {name} is none", hint=f"It lacks {', '.join(missing) or 'this name'}."

@@ -18,9 +18,9 @@ from safepoint.formats.fields import INT64_MAX, Fields, known_json, parse_json
 from safepoint.formats.grouping import file_plan, group_portions, pieces_of, portion_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from safepoint.formats.base import LeafParts
+    from safepoint.formats.base import LeafParts, WrittenPart
     from safepoint.formats.layout import Mode
     from safepoint.formats.tree import JSON, TreePath
 
@@ -62,6 +62,11 @@ class SafetensorsFormat:
             layout = self.layout(pieces_of(portions, keys), {"format": "pt"})
             plans.append(file_plan(path, layout, portions, keys))
         return plans
+
+    def conclude(self, parts: Iterable[WrittenPart], job: WriteJob) -> list[FilePlan]:
+        """Return nothing: each file says itself what is in it."""
+        del parts, job
+        return []
 
     def layout(self, pieces: Sequence[Piece], metadata: Mapping[str, str]) -> FileLayout:
         """Return header and placements of a file that holds `pieces`; equal arguments give equal bytes.

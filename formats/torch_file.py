@@ -17,9 +17,9 @@ from safepoint.formats.pickle_writer import TensorRecord, write_pickle
 from safepoint.formats.zip_layout import ZipLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from safepoint.formats.base import LeafParts
+    from safepoint.formats.base import LeafParts, WrittenPart
     from safepoint.formats.layout import Mode
     from safepoint.formats.tree import JSON, TreePath
 
@@ -48,6 +48,11 @@ class TorchFormat:
             return []
         by_path = {portion.path: index for index, portion in enumerate(portions)}
         return [self._plan_item(name, value, portions, by_path) for name, value in job.outline().items()]
+
+    def conclude(self, parts: Iterable[WrittenPart], job: WriteJob) -> list[FilePlan]:
+        """Return nothing: each file says itself what is in it."""
+        del parts, job
+        return []
 
     def _plan_item(
         self, item: str, value: Any, portions: Sequence[Portion], by_path: Mapping[TreePath, int]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from safepoint.formats.codecs import CODECS
 from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
 from safepoint.formats.manifest import LeafEntry, Manifest, ShardEntry, TreePath, display_path
 from safepoint.formats.reading import read_segments
 from safepoint.formats.region import Region
 from safepoint.formats.segments import ReadSegment
+from safepoint.manager.errors import CorruptDataError
 from safepoint.manager.planner import plan_restore
 from safepoint.manager.sources import byte_view, raw_view
 from safepoint.manager.unpacking import SMALL_BYTES, Unpacker
@@ -148,6 +150,40 @@ class _Buffered:
         self.segments = []
 
 
+@dataclass(kw_only=True, slots=True)
+class _Encoded:
+    """A shard that is encoded, read and decoded whole, of which `common` is wanted."""
+
+    fetch: Fetch
+    memory: torch.Tensor
+    buffer_bytes: int
+    segments: list[ReadSegment]
+
+    def deliver(self) -> None:
+        """Decode, hand the wanted part to the leaf, and let the buffers go."""
+        shard, leaf = self.fetch.shard, self.fetch.leaf
+        stored = shard.stored_region
+        data = torch.empty(stored.shape, dtype=torch_dtype(self.fetch.entry.dtype))
+        try:
+            CODECS[str(shard.codec)].decode(byte_view(self.memory), byte_view(data))
+        except CorruptDataError as error:
+            error.target_modified = True
+            raise error.with_context(leaf=leaf.name) from None
+        if stored != self.fetch.common:
+            data = raw_view(data)[self.fetch.common.slices_in(stored)].contiguous().view(data.dtype)
+        leaf.write(self.fetch.common, data)
+        self.memory = torch.empty(0)
+        self.segments = []
+
+
+def _encoded(fetch: Fetch) -> _Read:
+    shard = fetch.shard
+    memory = torch.empty(shard.num_bytes, dtype=torch.uint8)
+    segment = ReadSegment(file=shard.file, offset=shard.offset, target=byte_view(memory), leaf=fetch.leaf.name)
+    decoded = shard.stored_region.num_elements * ITEM_BYTES[fetch.entry.dtype]
+    return _Encoded(fetch=fetch, memory=memory, buffer_bytes=shard.num_bytes + decoded, segments=[segment])
+
+
 def _batches(fetches: Sequence[Fetch]) -> Iterator[tuple[list[_Read], list[ArrayLeaf]]]:
     """Cut the reads into batches of bounded memory, each with the collecting leaves that are complete after it."""
     last = {id(fetch.leaf): fetch for fetch in fetches if _collects(fetch.leaf)}
@@ -179,8 +215,7 @@ def _reads(fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, Iterable[_Read]]]:
             yield run[-1], [_packed(run, addresses)]
             run, addresses = [], []
         if address is None:
-            read = _direct(fetch)
-            yield fetch, _buffered(fetch) if read is None else [read]
+            yield fetch, _unpacked(fetch)
             continue
         run.append(fetch)
         addresses.append(address)
@@ -192,7 +227,9 @@ def _reads(fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, Iterable[_Read]]]:
 def _small_address(fetch: Fetch) -> int | None:
     """Return where a small leaf lives that is stored whole, as it is in memory; else None."""
     shard = fetch.shard
-    if not 0 < shard.num_bytes < SMALL_BYTES or shard.stored_shape is not None or fetch.common is not fetch.target:
+    if shard.codec is not None or shard.stored_shape is not None or fetch.common is not fetch.target:
+        return None
+    if not 0 < shard.num_bytes < SMALL_BYTES:
         return None
     if shard.region is not fetch.target and shard.region != fetch.target:
         return None
@@ -205,6 +242,13 @@ def _packed(run: Sequence[Fetch], addresses: Sequence[int]) -> _Read:
     return _Direct(
         segments=[ReadSegment(file=first.shard.file, offset=first.shard.offset, target=target, leaf=first.leaf.name)]
     )
+
+
+def _unpacked(fetch: Fetch) -> Iterable[_Read]:
+    if fetch.shard.codec is not None:
+        return [_encoded(fetch)]
+    read = _direct(fetch)
+    return _buffered(fetch) if read is None else [read]
 
 
 def _direct(fetch: Fetch) -> _Read | None:

@@ -7,7 +7,7 @@ Knows no directories and no processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from safepoint.formats.storage import FileWriter
     from safepoint.manager.staging import HostSlab
 
-__all__ = ["PlannedFile", "append_image", "append_pieces", "stage_files"]
+__all__ = ["Located", "PlannedFile", "append_image", "append_pieces", "loaded_pieces", "stage_files"]
+
+
+Located = tuple["tuple[tuple[TreePath, ShardEntry], ...]", "tuple[tuple[TreePath, ShardEntry], ...]"]
+"""Shards, and copies of shards."""
 
 _PACKED_BYTES = 1 << 20
 """How much of small pieces is put together before it is written: no more than stays in a core's cache."""
@@ -47,6 +51,19 @@ class PlannedFile:
     layout: FileLayout
     pieces: tuple[PlannedPiece, ...]
     shards: tuple[tuple[TreePath, ShardEntry], ...]
+    copies: tuple[tuple[TreePath, ShardEntry], ...] = ()
+    """What it will not say, since another file has it too; for those who read this one by other means."""
+
+    def located(self, number: int) -> Located:
+        """Return shards and copies in a report whose file of this number this is."""
+        first = next(iter((*self.shards[:1], *self.copies[:1])), None)
+        if first is None or first[1].file == number:
+            return self.shards, self.copies
+        return _moved(self.shards, number), _moved(self.copies, number)
+
+
+def _moved(shards: tuple[tuple[TreePath, ShardEntry], ...], number: int) -> tuple[tuple[TreePath, ShardEntry], ...]:
+    return tuple((path, replace(entry, file=number)) for path, entry in shards)
 
 
 def stage_files(
@@ -84,7 +101,7 @@ def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor, progre
 
 
 def _stage_apart(file: PlannedFile, source: Source, image: torch.Tensor, progress: Callable[[int], None]) -> None:
-    for placement, data in _loaded(file, source):
+    for placement, data in loaded_pieces(file, source):
         image[placement.offset : placement.offset + placement.num_bytes] = flat_bytes(data)
         progress(placement.num_bytes)
 
@@ -107,7 +124,7 @@ def append_pieces(writer: FileWriter, file: PlannedFile, source: Source) -> None
     framing = file.layout.framing
     if framing is not None:
         checks: list[int] = []
-        for _, data in _loaded(file, source):
+        for _, data in loaded_pieces(file, source):
             writer.append(byte_view(data))
             writer.append(_after(framing, byte_view(data), checks))
         return
@@ -128,8 +145,8 @@ def _after(framing: Framing, data: memoryview, checks: list[int]) -> bytes:
     return framing.after(len(checks) - 1, checks)
 
 
-def _loaded(file: PlannedFile, source: Source) -> Iterator[tuple[Placement, torch.Tensor]]:
-    """Yield each piece as it is stored: with zeros around it where its box is larger."""
+def loaded_pieces(file: PlannedFile, source: Source) -> Iterator[tuple[Placement, torch.Tensor]]:
+    """Yield each piece in file order as it is stored: with zeros around it where its box is larger."""
     placements = iter(file.layout.placements)
     for batch in batches(file.pieces, piece_bytes):
         source.prepare(batch)

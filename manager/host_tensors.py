@@ -80,7 +80,7 @@ def mapped_tensors(
         if len(entry.shards) != 1 or not 0 < _num_bytes(entry) == entry.shards[0].num_bytes:
             continue
         shard = entry.shards[0]
-        if shard.region.shape != entry.shape or shard.stored_shape is not None:
+        if shard.region.shape != entry.shape or shard.stored_shape is not None or shard.codec is not None:
             continue
         if shard.file not in maps:
             maps[shard.file] = storage.map_file(f"{prefix}/{manifest.files[shard.file].path}")

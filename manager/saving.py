@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from safepoint.manager.admission import admit_save, find_step
 from safepoint.manager.collecting import paused_collection
+from safepoint.manager.concluding import conclude
 from safepoint.manager.coordination import Coordinator, Transport, run_together
 from safepoint.manager.errors import (
     CheckpointError,
@@ -266,10 +267,12 @@ class SaveOperation:
             reports = [_required(self._report, "a commit without a report")]
             reports += [WriteReport.from_json(json.loads(payload)) for payload in payloads[1:]]
             if session.options.root_scope == "shared":
+                decision = _required(self._decision, "a decision on another process than the primary")
+                reports = conclude(session, reports, self.direction, decision, self.metrics, step=self.step)
                 self._manifest = assemble_manifest(
                     reports,
                     self._specs(),
-                    _required(self._decision, "a decision on another process than the primary").structure,
+                    decision.structure,
                     direction=self.direction,
                     step=self.step,
                     file_format=session.options.format,

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.formats.base import Format, Portion, WriteJob
 from safepoint.formats.manifest import FileEntry, Mode, ShardEntry, TreePath
 from safepoint.formats.region import Region
-from safepoint.manager.file_bytes import PlannedFile, append_image, append_pieces
+from safepoint.manager.encoding import stored_pieces, write_encoded
+from safepoint.manager.file_bytes import Located, PlannedFile, append_image, append_pieces
 from safepoint.manager.sources import PlannedPiece, Source
 from safepoint.manager.wire import path_from_json, path_to_json
 
@@ -20,41 +21,57 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from safepoint.formats.base import Placement
-    from safepoint.formats.storage import Storage
+    from safepoint.formats.storage import Storage, WrittenFile
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.planner import WriteAssignment
 
 __all__ = ["PlannedFile", "WriteReport", "plan_files", "write_files"]
 
 
+_Shards = tuple[tuple[TreePath, ShardEntry], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WriteReport:
-    """What one process wrote; `shards` point into `files`."""
+    """What one process wrote; `shards` and `copies` (of shards, for other readers) point into `files`."""
 
     files: tuple[FileEntry, ...]
-    shards: tuple[tuple[TreePath, ShardEntry], ...]
+    shards: _Shards
+    copies: _Shards = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value for the meeting after the writes."""
         return {
             "files": [file.to_json() for file in self.files],
             "shards": [[path_to_json(path), *_shard_to_json(entry)] for path, entry in self.shards],
+            "copies": [[path_to_json(path), *_shard_to_json(entry)] for path, entry in self.copies],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WriteReport:
         """Return the report that `to_json` described (between our own processes: not checked)."""
         files = tuple(FileEntry(**{**file, "digests": tuple(file["digests"])}) for file in value["files"])
-        shards = tuple((path_from_json(path), _shard_from_json(*fields)) for path, *fields in value["shards"])
-        return cls(files=files, shards=shards)
+        shards, copies = (
+            tuple((path_from_json(path), _shard_from_json(*fields)) for path, *fields in value[name])
+            for name in ("shards", "copies")
+        )
+        return cls(files=files, shards=shards, copies=copies)
 
 
 def _shard_to_json(entry: ShardEntry) -> list[Any]:
-    return [*entry.region.to_json(), entry.file, entry.offset, entry.num_bytes, entry.key, entry.stored_shape]
+    return [
+        *entry.region.to_json(),
+        entry.file,
+        entry.offset,
+        entry.num_bytes,
+        entry.key,
+        entry.stored_shape,
+        entry.codec,
+    ]
 
 
 def _shard_from_json(offsets: list[int], shape: list[int], *fields: Any) -> ShardEntry:
-    file, offset, num_bytes, key, stored = fields
+    file, offset, num_bytes, key, stored, codec = fields
     return ShardEntry(
         region=Region(tuple(offsets), tuple(shape)),
         file=file,
@@ -62,6 +79,7 @@ def _shard_from_json(offsets: list[int], shape: list[int], *fields: Any) -> Shar
         num_bytes=num_bytes,
         key=key,
         stored_shape=None if stored is None else tuple(stored),
+        codec=codec,
     )
 
 
@@ -92,14 +110,20 @@ def plan_files(
             )
             for content, placement in zip(plan.contents, plan.layout.placements, strict=True)
         )
-        shards = _shards(index, pieces, plan.layout.placements)
-        files.append(PlannedFile(path=plan.path, layout=plan.layout, pieces=pieces, shards=shards))
+        places = plan.layout.placements
+        files.append(
+            PlannedFile(
+                path=plan.path,
+                layout=plan.layout,
+                pieces=pieces,
+                shards=_shards(index, pieces, places, are_copies=False),
+                copies=_shards(index, pieces, places, are_copies=True),
+            )
+        )
     return files
 
 
-def _shards(
-    file: int, pieces: Sequence[PlannedPiece], placements: Sequence[Placement]
-) -> tuple[tuple[TreePath, ShardEntry], ...]:
+def _shards(file: int, pieces: Sequence[PlannedPiece], placements: Sequence[Placement], *, are_copies: bool) -> _Shards:
     return tuple(
         (
             piece.path,
@@ -113,7 +137,7 @@ def _shards(
             ),
         )
         for piece, placement in zip(pieces, placements, strict=True)
-        if not piece.is_copy
+        if piece.is_copy == are_copies
     )
 
 
@@ -166,32 +190,45 @@ def write_files(
         StorageError: the storage refused; the file in question is removed.
     """
     entries: list[FileEntry] = []
+    written: list[Located] = []
     directories = {prefix}
-    for index, file in enumerate(files):
-        path = f"{prefix}/{file.path}"
-        _make_parents(storage, path, directories)
-        with storage.open_writer(path, num_bytes=file.layout.num_bytes) as writer:
-            if progress is not None:
-                writer.report_to(progress)
-            if isinstance(source, Sequence):
-                append_image(writer, file, source[index])
-            else:
-                append_pieces(writer, file, source)
-            written = writer.finish()
+
+    def finished(path: str, file: WrittenFile) -> None:
         entries.append(
             FileEntry(
-                path=file.path,
-                num_bytes=written.num_bytes,
-                block_bytes=written.block_bytes,
-                digests=written.digests,
+                path=path,
+                num_bytes=file.num_bytes,
+                block_bytes=file.block_bytes,
+                digests=file.digests,
                 process_index=process_index,
                 attempt=attempt,
             )
         )
+
+    for index, file in enumerate(files):
+        _make_parents(storage, f"{prefix}/{file.path}", directories)
+        image = source[index] if isinstance(source, Sequence) else None
+        if file.layout.codec is not None:
+            stored = stored_pieces(file, image if image is not None else cast("Source", source))
+            written.append(write_encoded(storage, prefix, file, stored, len(entries), finished, progress))
+            continue
+        with storage.open_writer(f"{prefix}/{file.path}", num_bytes=file.layout.num_bytes) as writer:
+            if progress is not None:
+                writer.report_to(progress)
+            if image is not None:
+                append_image(writer, file, image)
+            else:
+                append_pieces(writer, file, cast("Source", source))
+            written.append(file.located(len(entries)))
+            finished(file.path, writer.finish())
     for directory in sorted(directories, reverse=True):
         storage.sync_dir(directory)
-    shards = files[0].shards if len(files) == 1 else tuple(shard for file in files for shard in file.shards)
-    return WriteReport(files=tuple(entries), shards=shards)
+    shards, copies = (_joined([pair[kind] for pair in written]) for kind in (0, 1))
+    return WriteReport(files=tuple(entries), shards=shards, copies=copies)
+
+
+def _joined(groups: Sequence[_Shards]) -> _Shards:
+    return groups[0] if len(groups) == 1 else tuple(pair for group in groups for pair in group)
 
 
 def _make_parents(storage: Storage, path: str, made: set[str]) -> None:

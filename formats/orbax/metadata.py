@@ -10,6 +10,7 @@ from safepoint.formats.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from safepoint.formats.codecs import Codec
     from safepoint.formats.orbax.names import Entry
 
 __all__ = ["array_json", "item_metadata", "step_metadata", "stored_form", "strings_json"]
@@ -36,8 +37,9 @@ def stored_form(dtype: str, shape: Sequence[int]) -> tuple[str, list[int]]:
     return "uint8", [*shape, ITEM_BYTES[dtype]]
 
 
-def array_json(dtype: str, shape: Sequence[int], grid: Sequence[int]) -> bytes:
-    """Return `zarr.json` of an array whose chunks are the bytes of their items and a checksum."""
+def array_json(dtype: str, shape: Sequence[int], grid: Sequence[int], codec: Codec | None = None) -> bytes:
+    """Return `zarr.json` of an array whose chunks are the bytes of their items, encoded or not, and a checksum."""
+    encodings = [] if codec is None else [{"name": codec.name, "configuration": dict(codec.configuration)}]
     stored, stored_shape = stored_form(dtype, shape)
     _, stored_grid = stored_form(dtype, grid)
     fill: Any = False if stored == "bool" else 0.0 if "float" in stored else 0
@@ -50,7 +52,7 @@ def array_json(dtype: str, shape: Sequence[int], grid: Sequence[int]) -> bytes:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": stored_grid}},
             "chunk_key_encoding": {"name": "default"},
             "fill_value": [0.0, 0.0] if "complex" in stored else fill,
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, *encodings, {"name": "crc32c"}],
         }
     )
 

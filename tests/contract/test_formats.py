@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from safepoint.formats.orbax.layout import OrbaxFormat
+from safepoint.formats.orbax.layout import ORBAX, ORBAX_ZSTD
 from safepoint.formats.registry import format_names, get_format
 from safepoint.formats.safetensors import SafetensorsFormat
 from safepoint.formats.torch_file import TorchFormat
@@ -24,7 +24,11 @@ class TestSafetensors(FormatContract):
 
 
 class TestOrbax(FormatContract):
-    file_format = OrbaxFormat()
+    file_format = ORBAX
+
+
+class TestOrbaxZstd(FormatContract):
+    file_format = ORBAX_ZSTD
 
 
 class TestTorch(FormatContract):
@@ -63,5 +67,5 @@ def test_a_broken_registration_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_unknown_format_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Formats: orbax, safetensors, torch\."):
+    with pytest.raises(InvalidArgumentError, match=r"Formats: orbax, orbax_zstd, safetensors, torch\."):
         get_format("nope")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from safepoint.formats.base import FilePlan, Format, LeafParts, LeafRef, Portion, WriteJob
+from safepoint.formats.base import FilePlan, Format, LeafParts, LeafRef, Portion, WriteJob, WrittenPart
 from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.fields import check_relative_path
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME, Mode
@@ -123,6 +123,39 @@ class FormatContract:
                 for plan in plans:
                     assert len(written(plan)) == plan.layout.num_bytes
 
+    def test_it_concludes_with_whole_files_that_no_process_wrote(self) -> None:
+        for mode, count in self.cases():
+            planned = self.planned(mode, count)
+            every = leaves(count if mode == "sharded" else 1)
+            parts = [
+                WrittenPart(
+                    path=portions[content.portion].path,
+                    key=placement.piece.key,
+                    file=plan.path if plan.layout.codec is None else f"{plan.path}{0:08x}",
+                    offset=placement.offset,
+                    num_bytes=placement.num_bytes,
+                )
+                for portions, plans in planned
+                for plan in plans
+                for content, placement in zip(plan.contents, plan.layout.placements, strict=True)
+            ]
+            job = WriteJob(
+                mode=mode,
+                process_index=0,
+                process_count=count,
+                notes=self.file_format.arrange(every, outline),
+                leaves=every,
+                outline=outline,
+            )
+            found = self.file_format.conclude(parts, job)
+            assert not any(plan.contents for plan in found)
+            assert all(len(written(plan)) == plan.layout.num_bytes for plan in found)
+            paths = [plan.path for plan in found] + [plan.path for _, plans in planned for plan in plans]
+            assert len(set(paths)) == len(paths)
+            for plan in found:
+                check_relative_path(plan.path, what="a plan")
+                assert plan.path not in (COMMIT_NAME, MANIFEST_NAME)
+
     def test_its_name_is_an_identifier(self) -> None:
         assert self.file_format.name.isidentifier()
         assert self.file_format.modes
@@ -136,7 +169,7 @@ def written(plan: FilePlan) -> bytes:
         assert len(data) == placement.offset
         zeros = bytes(placement.num_bytes)
         data += zeros
-        if plan.layout.framing is not None:
+        if plan.layout.framing is not None and plan.layout.codec is None:
             checks.append(plan.layout.framing.check(memoryview(zeros)))
             data += plan.layout.framing.after(index, checks)
     return data

@@ -6,12 +6,15 @@ runs there.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import pytest
 __all__ = ["Leaf", "digest_of", "needs_orbax", "run_orbax"]
 
 NUM_DEVICES = 8
+_ANSWER = "answer: "
 
 Leaf = tuple[str, tuple[int, ...], str]
 """dtype, shape, and digest of the bytes."""
@@ -36,26 +40,57 @@ def digest_of(data: bytes) -> str:
 
 
 def run_orbax(*requests: dict[str, Any], timeout_secs: float = 90.0) -> list[Any]:
-    """Do requests in one process, and return what each gave: {"error": text}, or the result as JSON.
+    """Do requests in the one process of this session, and return what each gave: {"error": text}, or a result as JSON.
 
-    Each request names a function below by `do`, and its arguments.
+    Each request names a function below by `do`, and its arguments. The process starts with the first request, takes the
+    others as they come, and ends with ours.
     """
-    ended = subprocess.run(
+    process = _running()
+    return [_ask(process, request, timeout_secs) for request in requests]
+
+
+@functools.cache
+def _running() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
         [sys.executable, "-P", str(Path(__file__).resolve())],
-        input=json.dumps(requests),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={NUM_DEVICES}",
         },
-        capture_output=True,
         text=True,
-        timeout=timeout_secs,
-        check=False,
     )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    found: list[Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def _ask(process: subprocess.Popen[str], request: dict[str, Any], timeout_secs: float) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    timer = threading.Timer(timeout_secs, process.kill)
+    timer.start()
+    try:
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith(_ANSWER):
+                return json.loads(line.removeprefix(_ANSWER))
+    finally:
+        timer.cancel()
+    _running.cache_clear()
+    raise AssertionError(f"the process of Orbax ended, or took more than {timeout_secs:g} s for {request}")
 
 
 # From here on: what runs in that process.
@@ -187,14 +222,14 @@ def write(root: str, name: str) -> Any:
 
 
 def _main() -> None:
-    answers: list[Any] = []
-    for request in json.loads(sys.stdin.read()):
+    for line in sys.stdin:
+        request = json.loads(line)
         do = request.pop("do")
         try:
-            answers.append(globals()[do](**request))
+            answer = globals()[do](**request)
         except Exception as error:  # noqa: BLE001 - the answer
-            answers.append({"error": f"{type(error).__name__}: {error}"})
-    print(json.dumps(answers))  # noqa: T201
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(f"{_ANSWER}{json.dumps(answer)}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "torch.distributed": (COORDINATION, ADAPTERS, "safepoint.formats.foreign.dcp_writing", DEMO_TRAINING),
     "tensorstore": (
+        "safepoint.formats.codecs",
         "safepoint.formats.orbax",
         "safepoint.formats.foreign.orbax_files",
         "safepoint.formats.storage.object_client",
