@@ -33,6 +33,12 @@ class OpenRoot:
         self.step += 1
         self.manager.save(self.step, {"model": state}, blocking=False)
 
+    def settle(self) -> None:
+        """Wait until the last step's files are read again, as incremental saves do between steps."""
+        links = self.manager._session.links  # noqa: SLF001 - nobody else wants to wait for it
+        if links is not None and not links.settle(timeout_secs=600.0):
+            raise TimeoutError("the files of the last step are still being read")
+
     def forget(self) -> None:
         """Remove the last step as no manager would: at once, and outside the clock."""
         shutil.rmtree(self.root / str(self.step))

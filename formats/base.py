@@ -241,6 +241,11 @@ class Format(Protocol):
         ...
 
     @property
+    def allows_parts(self) -> bool:
+        """Whether any file may hold any of the leaves, so that an item may lie in several and in older ones."""
+        ...
+
+    @property
     def plans_by_geometry(self) -> bool:
         """Whether a plan follows from the portions, the mode and the process alone: then it is kept for later saves."""
         ...

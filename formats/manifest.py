@@ -81,6 +81,11 @@ class Manifest:
     attempt: str
     partial: bool = False
 
+    @property
+    def linked_bytes(self) -> int:
+        """Size of the files that earlier attempts wrote, and that this step has by a second name."""
+        return sum(file.num_bytes for file in self.files if file.attempt != self.attempt)
+
     def to_bytes(self) -> bytes:
         """Return `manifest.json`; equal manifests give equal bytes.
 

@@ -47,6 +47,7 @@ class SafetensorsFormat:
     suffix = ".safetensors"
     modes: tuple[Mode, ...] = ("consolidated", "sharded")
     allows_private_roots = True
+    allows_parts = True
     plans_by_geometry = True
 
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:

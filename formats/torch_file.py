@@ -35,6 +35,7 @@ class TorchFormat:
     suffix = ".pt"
     modes: tuple[Mode, ...] = ("consolidated",)
     allows_private_roots = False
+    allows_parts = False
     plans_by_geometry = False
 
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:

@@ -20,6 +20,7 @@ from safepoint.manager.options import (
     RequestedMode,
     RootScope,
     ShowProgress,
+    Unchanged,
     check_choice,
     check_metrics,
     check_step,
@@ -73,6 +74,7 @@ class CheckpointManager(Closing):
         deadline_secs: float = 600.0,
         root_scope: RootScope = "shared",
         check_replicas: CheckReplicas = "trust",
+        unchanged: Unchanged = "write",
         store: str | None = None,
         progress: ShowProgress = "auto",
         observers: Collection[Observer] = (),
@@ -90,8 +92,9 @@ class CheckpointManager(Closing):
             deadline_secs: for every meeting of processes, in seconds; longer than one process may lag behind another.
             root_scope: "shared": all processes see the same root, which is proved here. "per_process": each has a
                 root on a disk of its own.
-            check_replicas: "trust": of several copies of a region, that of the planned writer is saved. "error": all
-                copies are digested and compared before each save, which costs a read of them.
+            check_replicas: of several copies of a region "trust" saves the planned writer's; "error" compares all.
+            unchanged: how a step gets leaves that are the same as in the step before: "write" writes them again, "link"
+                makes hard links to that step's files (docs/incremental.md).
             store: "host:port" at which processes meet that have neither torch.distributed nor XLA replicas between
                 them; process 0 opens it. Needs RANK and WORLD_SIZE in the environment, as torchrun sets them.
             progress: "auto": what holds the caller up for longer than a second is shown on one line of the terminal, by
@@ -114,6 +117,7 @@ class CheckpointManager(Closing):
             deadline_secs=deadline_secs,
             root_scope=root_scope,
             check_replicas=check_replicas,
+            unchanged=unchanged,
             progress=progress,
             observers=tuple(observers),
         )
@@ -334,7 +338,7 @@ class CheckpointManager(Closing):
         """Absolute path of the root."""
         return self._options.root
 
-    # -- stopping ----------------------------------------------------------------------------------------------------
+    # -- stopping and closing ----------------------------------------------------------------------------------------
 
     @one_at_a_time
     def preemption(self, *, signals: Collection[int] = (signal.SIGTERM,), deadline_secs: float = 15.0) -> Preemption:
@@ -365,8 +369,6 @@ class CheckpointManager(Closing):
         self._preemptions.append(made)
         return made
 
-    # -- closing -----------------------------------------------------------------------------------------------------
-
     @one_at_a_time
     def close(self) -> None:
         """Wait for the save in flight, finish deletions, let go of the root. Idempotent. Called by all processes.
@@ -383,8 +385,7 @@ class CheckpointManager(Closing):
             for preemption in self._preemptions:
                 preemption.close()
             self._retention.close(timeout_secs=min(30.0, self._options.deadline_secs))
-            self._session.telling.close(timeout_secs=min(10.0, self._options.deadline_secs))
-            self._session.owner.release()
+            self._session.close()
             self._coordinator.close()
 
     def _check_open(self) -> None:

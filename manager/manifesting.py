@@ -97,6 +97,7 @@ def commit_record(
         timings={name: round(secs, 6) for name, secs in timings.items()},
         extra=extra,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        linked_bytes=manifest.linked_bytes,
     )
 
 
@@ -123,6 +124,7 @@ def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> 
     """Check that this process sees the files of the attempt as they were written.
 
     Each at its full size, and the ends of as many as `_READ_BACK_BYTES` go round for, the shortest first, byte by byte.
+    Linked ones were read before they were linked.
 
     Raises:
         CorruptDataError: a file is missing, cut short, or other than it was written; names it.
@@ -133,7 +135,7 @@ def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> 
             what = "is missing" if found is None else f"has {found} bytes"
             raise _unlike(storage, prefix, file, f"{what} instead of {file.num_bytes} bytes")
     budget = _READ_BACK_BYTES
-    for file in sorted(files, key=_last_bytes):
+    for file in sorted((file for file in files if not file.links), key=_last_bytes):
         budget -= _last_bytes(file)
         if budget < 0:
             break

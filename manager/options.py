@@ -25,6 +25,7 @@ __all__ = [
     "RequestedMode",
     "RootScope",
     "ShowProgress",
+    "Unchanged",
     "check_choice",
     "check_metrics",
     "check_step",
@@ -36,6 +37,7 @@ RequestedMode = Literal["auto", "consolidated", "sharded"]
 RootScope = Literal["shared", "per_process"]
 CheckReplicas = Literal["trust", "error"]
 ShowProgress = Literal["auto", "off"]
+Unchanged = Literal["write", "link"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class ManagerOptions:
     deadline_secs: float
     root_scope: RootScope
     check_replicas: CheckReplicas
+    unchanged: Unchanged = "write"
     progress: ShowProgress = "auto"
     observers: tuple[Observer, ...] = ()
 
@@ -67,6 +70,7 @@ class ManagerOptions:
         check_choice("mode", self.mode, get_args(RequestedMode))
         check_choice("root_scope", self.root_scope, get_args(RootScope))
         check_choice("check_replicas", self.check_replicas, get_args(CheckReplicas))
+        check_choice("unchanged", self.unchanged, get_args(Unchanged))
         check_choice("progress", self.progress, get_args(ShowProgress))
         for observer in self.observers:
             if not callable(observer):
@@ -92,6 +96,11 @@ class ManagerOptions:
             raise InvalidArgumentError(
                 f"the format {self.format} needs one root that all processes see",
                 hint='Use the format "safetensors" with root_scope="per_process".',
+            )
+        if self.unchanged == "link" and not file_format.allows_parts:
+            raise InvalidArgumentError(
+                f"the leaves of a step in the format {self.format} cannot lie in the files of several steps",
+                hint='Use the format "safetensors" with unchanged="link", or leave it away.',
             )
 
     @property

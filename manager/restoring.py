@@ -306,7 +306,8 @@ class RestoreOperation:
             return b""
 
         run_together(session.coordinator, "restore-done", session.options.deadline_secs, apply)
-        session.remember_restore(StepInfo(step=chosen.step, sequence=chosen.sequence, attempt=chosen.attempt))
+        info = StepInfo(step=chosen.step, sequence=chosen.sequence, attempt=chosen.attempt)
+        session.remember_restore(info, prepared.required_manifest, prepared.prefix)
         return RestoreResult(
             step=chosen.step,
             metrics=chosen.metrics,

@@ -25,9 +25,10 @@ class SaveResult:
         reason: why it was not saved; "" when it was.
         mode: "consolidated" or "sharded"; None when nothing was saved.
         mode_reason: why this mode.
-        num_bytes: data bytes that this process wrote, or is writing.
+        num_bytes: data bytes that this process wrote; with `blocking=False`, at most.
         blocked_secs: how long the caller was held up, in seconds.
         path: directory of the step; "" when nothing was saved.
+        full_reason: with `unchanged="link"`, why this process linked nothing; "" when it did, or will be known later.
     """
 
     step: int
@@ -38,6 +39,7 @@ class SaveResult:
     num_bytes: int = 0
     blocked_secs: float = 0.0
     path: str = ""
+    full_reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

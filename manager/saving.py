@@ -26,11 +26,12 @@ from safepoint.manager.errors import (
 )
 from safepoint.manager.file_bytes import stage_files
 from safepoint.manager.manifesting import assemble_manifest, check_written, commit_record
+from safepoint.manager.part_writing import write_part
 from safepoint.manager.planning import lay_out_files, plan_together
 from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts
-from safepoint.manager.writing import PlannedFile, WriteReport, write_files
+from safepoint.manager.writing import PlannedFile, WriteReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +73,7 @@ class SaveOperation:
     flat: FlatState = field(init=False)
     timings: dict[str, float] = field(default_factory=dict)
     num_bytes: int = 0
-    """Data bytes that this process writes; known from `stage` on."""
+    """Data bytes that this process writes; known from `stage` on; with links, at most so many until then."""
     removed: list[int] = field(default_factory=list)
     """Steps that retention let go after the commit."""
     _began: float = 0.0
@@ -243,14 +244,8 @@ class SaveOperation:
                     self._send()
                 source = self._source
                 assert source is not None, "complete() before stage()"
-                report = write_files(
-                    session.storage,
-                    self._prefix,
-                    self._files,
-                    source,
-                    process_index=coordinator.process_index,
-                    attempt=self.direction.attempt,
-                    progress=self._advance,
+                report = write_part(
+                    session, self.direction, self.step, self._files, source, self._specs(), self._advance
                 )
             except BaseException as error:
                 self._close_transport()
@@ -258,6 +253,8 @@ class SaveOperation:
                     raise session.committer.lost_or(error, self.step, self._prefix) from error
                 raise
             self._report = report
+            if session.links is not None:
+                self.num_bytes = report.data_bytes(written_by=self.direction.attempt)
             self.timings["write_secs"] = time.monotonic() - started
             return b"" if coordinator.is_primary else json.dumps(report.to_json()).encode()
 
@@ -382,6 +379,7 @@ class SaveOperation:
             mode=self.direction.mode,
             mode_reason=self.direction.mode_reason,
             num_bytes=self.num_bytes,
+            full_reason="" if self.session.links is None or not self.blocking else self.session.links.reason,
             blocked_secs=blocked_secs,
             path=f"{self.session.options.root}/{self.step}",
         )

@@ -20,6 +20,7 @@ from safepoint.manager.commit import Committer
 from safepoint.manager.coordination import Coordinator, run_together
 from safepoint.manager.errors import CheckpointError, DisagreementError, Outcome, StorageError
 from safepoint.manager.history import History
+from safepoint.manager.linking import LinkMemory
 from safepoint.manager.owner import Owner
 from safepoint.manager.remembering import SaveMemos
 from safepoint.manager.telling import Telling
@@ -27,6 +28,7 @@ from safepoint.manager.telling import Telling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from safepoint.formats.manifest import Manifest
     from safepoint.manager.options import ManagerOptions
     from safepoint.manager.policies import StepInfo
 
@@ -51,6 +53,8 @@ class Session:
     committed: set[str] = field(default_factory=set)
     """Attempts that this run committed since it was last restored."""
     memos: SaveMemos = field(default_factory=SaveMemos)
+    links: LinkMemory | None = None
+    """With `unchanged="link"`: what the next save may link from."""
     parent: str | None = None
     """The attempt last restored or committed."""
     num_restores: int = 0
@@ -70,12 +74,23 @@ class Session:
         """Note a step that this run committed."""
         self.committed.add(attempt)
         self.parent = attempt
+        if self.links is not None:
+            self.links.adopt(attempt)
 
-    def remember_restore(self, restored: StepInfo) -> None:
+    def remember_restore(self, restored: StepInfo, manifest: Manifest, prefix: str) -> None:
         """Note the step that this run goes on from: what it committed before is another branch now."""
         self.committed.clear()
         self.restored = restored
         self.parent = restored.attempt
+        if self.links is not None:
+            self.links.restart(manifest, prefix)
+
+    def close(self) -> None:
+        """Stop what runs behind, and let go of the root. Idempotent."""
+        if self.links is not None:
+            self.links.close()
+        self.telling.close(timeout_secs=min(10.0, self.options.deadline_secs))
+        self.owner.release()
 
     def settle(self, step: int, attempt: str, *, otherwise: Outcome) -> Outcome:
         """Take back an attempt whose save failed here; return what became of the step.
@@ -122,6 +137,7 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
             "keep": repr(options.keep),
             "root_scope": options.root_scope,
             "check_replicas": options.check_replicas,
+            "unchanged": options.unchanged,
         }
         return json.dumps(choices).encode()
 
@@ -149,6 +165,7 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
         owner=owner,
         run=answer["run"],
         telling=Telling(coordinator, observers=options.observers, progress=options.progress, history=history),
+        links=LinkMemory(storage, committer) if options.unchanged == "link" else None,
     )
 
 

@@ -46,6 +46,9 @@ BATCH_BYTES = 32 << 20
 RUN_BYTES = 32 << 20
 """How much is copied at once: pieces that are not contiguous on the host exist twice until then."""
 
+_END = -1
+"""Fills the rest of an order of parts."""
+
 T = TypeVar("T")
 
 
@@ -146,6 +149,41 @@ class GatherSource:
 
     def _receive(self, data: torch.Tensor, part: WriteAssignment) -> None:
         self._transport.receive(flat_bytes(data), source=part.source, deadline_secs=self._deadline_secs)
+
+    def ask_again(self, loaded: Sequence[PlannedPiece], again: Sequence[PlannedPiece]) -> None:
+        """Have the parts of some pieces sent once more: none is kept here, and not all that is looked at is written.
+
+        Called by: the primary, once after all pieces were loaded, whether or not it wants any again.
+
+        Args:
+            loaded: all pieces, in the order in which they were loaded.
+            again: those to be loaded again, in the order in which they will be.
+        """
+        places: dict[int, dict[tuple[TreePath, Region], int]] = {}
+        for part in self._sent(loaded):
+            known = places.setdefault(part.source, {})
+            known[part.path, part.region] = len(known)
+        orders = {source: [_END] * len(known) for source, known in places.items()}
+        counts = dict.fromkeys(places, 0)
+        for part in self._sent(again):
+            orders[part.source][counts[part.source]] = places[part.source][part.path, part.region]
+            counts[part.source] += 1
+        for source, order in orders.items():
+            message = flat_bytes(torch.tensor(order, dtype=torch.int64))
+            self._transport.send(message, to=source, deadline_secs=self._deadline_secs)
+
+    def send_again(self, sent: Sequence[WriteAssignment]) -> None:
+        """Send what the primary asks for again.
+
+        Called by: every process that sent something, once after all of it was sent.
+        """
+        order = torch.empty(len(sent), dtype=torch.int64)
+        self._transport.receive(flat_bytes(order), source=sent[0].writer, deadline_secs=self._deadline_secs)
+        parts = [sent[index] for index in order.tolist() if index != _END]
+        send_parts(parts, self._arrays, self._transport, deadline_secs=self._deadline_secs)
+
+    def _sent(self, pieces: Sequence[PlannedPiece]) -> Iterator[WriteAssignment]:
+        return (part for piece in pieces for part in piece.parts if part.source != self._process_index)
 
 
 def packed(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.planner import WriteAssignment
 
-__all__ = ["PlannedFile", "WriteReport", "plan_files", "write_files"]
+__all__ = ["PlannedFile", "WriteReport", "plan_files", "plan_pieces", "write_files"]
 
 
 _Shards = tuple[tuple[TreePath, ShardEntry], ...]
@@ -38,6 +38,10 @@ class WriteReport:
     files: tuple[FileEntry, ...]
     shards: _Shards
     copies: _Shards = ()
+
+    def data_bytes(self, *, written_by: str) -> int:
+        """Return the size of all tensors in the files that this attempt wrote; what it linked does not count."""
+        return sum(entry.num_bytes for _, entry in self.shards if self.files[entry.file].attempt == written_by)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value for the meeting after the writes."""
@@ -59,19 +63,12 @@ class WriteReport:
 
 
 def _shard_to_json(entry: ShardEntry) -> list[Any]:
-    return [
-        *entry.region.to_json(),
-        entry.file,
-        entry.offset,
-        entry.num_bytes,
-        entry.key,
-        entry.stored_shape,
-        entry.codec,
-    ]
+    place = [entry.file, entry.offset, entry.num_bytes, entry.key]
+    return [*entry.region.to_json(), *place, entry.stored_shape, entry.codec, entry.digest]
 
 
 def _shard_from_json(offsets: list[int], shape: list[int], *fields: Any) -> ShardEntry:
-    file, offset, num_bytes, key, stored, codec = fields
+    file, offset, num_bytes, key, stored, codec, digest = fields
     return ShardEntry(
         region=Region(tuple(offsets), tuple(shape)),
         file=file,
@@ -80,6 +77,7 @@ def _shard_from_json(offsets: list[int], shape: list[int], *fields: Any) -> Shar
         key=key,
         stored_shape=None if stored is None else tuple(stored),
         codec=codec,
+        digest=digest,
     )
 
 
@@ -92,9 +90,26 @@ def plan_files(
 ) -> list[PlannedFile]:
     """Return the files that hold `assignments`, as the format wants them."""
     groups = _group_parts(assignments, specs, job.mode)
+    return _plan([(held[0].path, region, held) for region, held in groups], specs, file_format, job)
+
+
+def plan_pieces(
+    pieces: Sequence[PlannedPiece], specs: Mapping[TreePath, ArraySpec], *, file_format: Format, job: WriteJob
+) -> list[PlannedFile]:
+    """Return the files that hold these pieces of others and nothing else: as in sharded mode, one for all of them."""
+    held = [(piece.path, piece.region, piece.parts) for piece in pieces]
+    return _plan(held, specs, file_format, replace(job, mode="sharded"))
+
+
+def _plan(
+    groups: Sequence[tuple[TreePath, Region, tuple[WriteAssignment, ...]]],
+    specs: Mapping[TreePath, ArraySpec],
+    file_format: Format,
+    job: WriteJob,
+) -> list[PlannedFile]:
     portions = [
-        Portion(path=held[0].path, dtype=specs[held[0].path].dtype, shape=specs[held[0].path].shape, region=region)
-        for region, held in groups
+        Portion(path=path, dtype=specs[path].dtype, shape=specs[path].shape, region=region)
+        for path, region, _ in groups
     ]
     files = []
     for index, plan in enumerate(file_format.plan(portions, job)):
@@ -105,7 +120,7 @@ def plan_files(
                 dtype=portions[content.portion].dtype,
                 region=content.region,
                 num_bytes=placement.num_bytes,
-                parts=_parts_in(groups[content.portion], content.region),
+                parts=_parts_in(groups[content.portion][1:], content.region),
                 is_copy=content.is_copy,
             )
             for content, placement in zip(plan.contents, plan.layout.placements, strict=True)

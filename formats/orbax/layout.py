@@ -66,6 +66,7 @@ class OrbaxFormat:
     codec: Codec | None = None
     modes: tuple[Mode, ...] = ("consolidated", "sharded")
     allows_private_roots: bool = False
+    allows_parts: bool = False
     plans_by_geometry: bool = False
 
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:

@@ -108,7 +108,7 @@ class Workshop:
         work = self._directory / f"point{self._points}"
         work.mkdir()
         root = work / "root"
-        shutil.copytree(self._template(point.scenario), root, symlinks=True)
+        copy_tree(self._template(point.scenario), root)
         scenario = SCENARIOS[point.scenario]
         store = f"127.0.0.1:{free_port()}"
 
@@ -153,9 +153,9 @@ class Workshop:
 
     def _template(self, name: str) -> Path:
         scenario = SCENARIOS[name]
-        template = self._directory / f"template-{scenario.mode}"
+        template = self._directory / f"template-{scenario.mode}-{scenario.unchanged}"
         if not template.exists():
-            partial = self._directory / f"template-{scenario.mode}.partial"
+            partial = template.with_suffix(".partial")
             store = f"127.0.0.1:{free_port()}"
             problems = run_forked(
                 lambda rank: prepare(scenario, str(partial), rank, self._count, store),
@@ -209,6 +209,21 @@ def names(report: Report, process: int) -> bool:
     assert report.error is not None
     kind, text, _, named = report.error
     return process in named or f"rocess {process}" in text or kind in ("StorageError", "AttemptLostError")
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a root; a file that has two names there has two here."""
+    made: dict[int, str] = {}
+
+    def copy(old: str, new: str) -> None:
+        inode = os.stat(old).st_ino
+        if inode in made:
+            os.link(made[inode], new)
+        else:
+            shutil.copy2(old, new)
+            made[inode] = new
+
+    shutil.copytree(source, target, symlinks=True, copy_function=copy)
 
 
 def free_port() -> int:

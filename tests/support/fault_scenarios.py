@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ["SCENARIOS", "Report", "Scenario", "check_aftermath", "operate", "prepare"]
 
+FROZEN = 4096
+"""Items of a leaf that never changes: enough for its file to be linked on."""
+
 FOREIGN = ("notes.txt", "007/keep.bin", "3.backup/commit.json", ".hidden/x")
 
 
 def make_state(version: int, rank: int = 0, count: int = 1) -> dict[str, Any]:
     """Return the state of a process: leaves that all hold, and one that only it holds."""
     shared = {f"w{i}": torch.arange(40 + i, dtype=torch.float32) * version + i for i in range(3)}
+    shared["frozen"] = torch.arange(FROZEN, dtype=torch.float32)
     own = {f"p{r}": torch.full((17, 3), float(version * 10 + r)) for r in range(count) if count == 1 or r == rank}
     return {"shared": shared, "own": own, "version": version}
 
@@ -55,6 +59,7 @@ class Scenario:
         blocking: whether the save is.
         steps: committed before, version = step.
         action: "save" of step 3, "overwrite" of step 2 as version 30, "retain" (step 3, keeping one), "restore".
+        unchanged: "link" restores first, so that there is a step to link from.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Scenario:
     blocking: bool
     action: str
     steps: tuple[int, ...] = (1, 2)
+    unchanged: Any = "write"
 
     @property
     def saves(self) -> tuple[int, int] | None:
@@ -81,6 +87,19 @@ SCENARIOS = {
         *(
             Scenario(name=f"restore-{mode}", mode=mode, blocking=True, action="restore")
             for mode in ("consolidated", "sharded")
+        ),
+        *(
+            Scenario(
+                name=f"link-{action}-{mode}-{how}",
+                mode=mode,
+                blocking=how == "blocking",
+                action=action,
+                unchanged="link",
+            )
+            for action, mode, how in (
+                ("retain", "sharded", "blocking"),
+                ("overwrite", "consolidated", "async"),
+            )
         ),
     ]
 }
@@ -105,7 +124,8 @@ class Report:
 
 def prepare(scenario: Scenario, root: str, rank: int, count: int, store: str | None) -> None:
     """Commit what was there before. Called by both processes, without faults."""
-    with CheckpointManager(root, mode=scenario.mode, deadline_secs=20.0, store=store) as manager:
+    options: Any = {"mode": scenario.mode, "deadline_secs": 20.0, "store": store, "unchanged": scenario.unchanged}
+    with CheckpointManager(root, **options) as manager:
         for step in scenario.steps:
             manager.save(step, make_state(step, rank, count))
     if rank == 0:
@@ -122,9 +142,11 @@ def operate(scenario: Scenario, root: str, rank: int, count: int, store: str | N
     keep = KeepLast(1) if scenario.action == "retain" else KeepAll()
 
     def open_it() -> None:
-        managers.append(
-            CheckpointManager(root, mode=scenario.mode, keep=keep, deadline_secs=deadline_secs, store=store)
-        )
+        options: Any = {"mode": scenario.mode, "keep": keep, "store": store, "unchanged": scenario.unchanged}
+        managers.append(CheckpointManager(root, deadline_secs=deadline_secs, **options))
+
+    def find_base() -> None:
+        assert managers[0].restore(scenario.steps[-1]).state is not None
 
     def save() -> None:
         assert scenario.saves is not None
@@ -149,7 +171,8 @@ def operate(scenario: Scenario, root: str, rank: int, count: int, store: str | N
         assert result.skipped or version == scenario.steps[-1]
         report.did = f"restored {version}"
 
-    phases: list[Callable[[], None]] = [open_it, *([restore] if scenario.saves is None else [save, wait])]
+    base = [find_base] if scenario.unchanged == "link" else []
+    phases: list[Callable[[], None]] = [open_it, *base, *([restore] if scenario.saves is None else [save, wait])]
     for phase in phases:
         if not _timed(report, phase):
             break

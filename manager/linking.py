@@ -1,0 +1,247 @@
+"""Saves that link what did not change: what is known of the step to link from, and one process's part of a save.
+
+In this order, each after the one before it is certain:
+
+    digest    every piece that a full save would write, from the very bytes that would be written
+    choose    files of the base that are at least half unchanged (`unchanged`)
+    recheck   those files are read and compared, unless they were since the base's commit (`rechecking`)
+    link      each into the attempt's directory, its link count durable; what cannot be linked is written
+    write     what is in no linked file into one new file; where nothing is linked, the files of a full save
+    sync      the directory (`writing.write_files`), before this process reports
+
+Whatever goes wrong up to here leaves names in the attempt's own directory, which goes with it. Knows no coordination.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from safepoint.manager.errors import CheckpointError, CorruptDataError
+from safepoint.manager.piece_digests import ImageSource, digest_pieces
+from safepoint.manager.rechecking import Recheck
+from safepoint.manager.sources import GatherSource
+from safepoint.manager.step_reading import attempt_at
+from safepoint.manager.unchanged import MAX_LINKS, LinkBase, Takeover, Wanted, linked_path, take_over
+from safepoint.manager.writing import PlannedFile, WriteReport, plan_pieces, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from safepoint.formats.base import Format, WriteJob
+    from safepoint.formats.entries import FileEntry, ShardEntry
+    from safepoint.formats.manifest import Manifest, TreePath
+    from safepoint.formats.region import Region
+    from safepoint.formats.storage import Storage
+    from safepoint.manager.adapters import ArraySpec
+    from safepoint.manager.sources import Source
+    from safepoint.manager.step_reading import StepReader
+
+__all__ = ["LinkMemory", "LinkedWrite"]
+
+logger = logging.getLogger("safepoint")
+
+NO_BASE = "there is no step of this run to link from"
+GONE = "the step to link from is gone"
+NOTHING_SHARED = f"no file of the step before is unchanged by half, sound, and linked on less than {MAX_LINKS} times"
+NOTHING_WANTED = "this process writes nothing"
+REFUSED = "this storage refuses hard links"
+
+
+class LinkMemory:
+    """The step that the next save may link from, on one process."""
+
+    def __init__(self, storage: Storage, reader: StepReader) -> None:
+        """Start without a step.
+
+        Args:
+            storage: of the root.
+            reader: of its steps.
+        """
+        self._storage = storage
+        self._reader = reader
+        self._base: LinkBase | None = None
+        self._next: LinkBase | None = None
+        self._recheck: Recheck | None = None
+        self.reason = NO_BASE
+        """Why the last save linked nothing; "" if it did."""
+        self.is_refused = False
+        """Whether this storage has no links: nothing is tried any more."""
+
+    def offer(self, base: LinkBase) -> None:
+        """Note what becomes the base once its attempt is committed."""
+        self._next = base
+
+    def adopt(self, attempt: str) -> None:
+        """Go on from the attempt, which is committed: read it again while nobody waits, for the save after it."""
+        base, self._next = self._next, None
+        if base is None or base.attempt != attempt:
+            return
+        self._go_on_from(base)
+        if self._recheck is not None and not self.is_refused:
+            self._recheck.start(base.prefix, base.linkable)
+
+    def restart(self, manifest: Manifest, prefix: str) -> None:
+        """Go on from a step that was restored. Reads nothing: the next save does, what it links."""
+        self._go_on_from(LinkBase.of_manifest(manifest, prefix))
+
+    def settle(self, timeout_secs: float) -> bool:
+        """Wait until what was committed is read again; say whether it is."""
+        return self._recheck is None or self._recheck.wait(timeout_secs)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._recheck is not None:
+            self._recheck.stop()
+
+    def find(self, wanted: Sequence[Wanted]) -> tuple[LinkBase, list[Takeover]] | None:
+        """Return sound files to link, and of which step; None where there are none, for `reason`."""
+        if self._base is None or self._recheck is None:
+            self.reason = NO_BASE
+            return None
+        prefix = self._find_prefix(self._base)
+        if prefix is None:
+            self.reason = GONE
+            return None
+        chosen = take_over(self._base, wanted)
+        sound = frozenset(self._recheck.sound(prefix, [takeover.file for takeover in chosen]))
+        self.reason = "" if sound else NOTHING_SHARED if wanted else NOTHING_WANTED
+        kept = [takeover for takeover in chosen if takeover.file in sound]
+        return (replace(self._base, prefix=prefix), kept) if kept else None
+
+    def refuse(self) -> None:
+        """Stop trying."""
+        if not self.is_refused:
+            logger.warning("%s: every leaf of every step is written (%s)", REFUSED, self._storage.location)
+        self.is_refused = True
+        self.reason = REFUSED
+        self.close()
+
+    def _go_on_from(self, base: LinkBase) -> None:
+        self.close()
+        self._base = base
+        self._recheck = Recheck(self._storage, base.files)
+
+    def _find_prefix(self, base: LinkBase) -> str | None:
+        """Return where the step lies now: replacing it moves it aside."""
+        try:
+            if attempt_at(self._storage, base.prefix) == base.attempt:
+                return base.prefix
+            steps = self._reader.list_steps()
+        except CheckpointError as error:
+            logger.warning("cannot look for the step to link from: %s", error)
+            return None
+        return next((step.prefix for step in steps if step.record.attempt == base.attempt), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkedWrite:
+    """One process's part of one save.
+
+    Attributes:
+        storage: of the root.
+        memory: of the manager.
+        step: the step.
+        attempt: that writes.
+        prefix: of the attempt.
+        specs: of at least the leaves that are written here.
+        file_format: of the files.
+        job: what they are part of.
+        progress: called with the bytes that are with the storage, and with those that were linked.
+    """
+
+    storage: Storage
+    memory: LinkMemory
+    step: int
+    attempt: str
+    prefix: str
+    specs: Mapping[TreePath, ArraySpec]
+    file_format: Format
+    job: WriteJob
+    progress: Callable[[int], None]
+
+    def run(self, files: Sequence[PlannedFile], source: Source | Sequence[memoryview]) -> WriteReport:
+        """Link and write; return when all of it is durable.
+
+        Args:
+            files: that a full save would write.
+            source: of their pieces, or the image of each file.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        pieces = [piece for file in files for piece in file.pieces]
+        loads: Source = ImageSource(files, source) if isinstance(source, Sequence) else source
+        digests = digest_pieces(pieces, loads)
+        wanted = [Wanted(p.path, p.region, p.dtype, digest) for p, digest in zip(pieces, digests, strict=True)]
+        linked = self._link(wanted)
+        if linked is None:
+            writes = list(files)
+        else:
+            held = {index: entry.num_bytes for takeover in linked[1] for index, entry in takeover.held}
+            self.progress(sum(held.values()))
+            rest = [piece for index, piece in enumerate(pieces) if index not in held]
+            writes = plan_pieces(rest, self.specs, file_format=self.file_format, job=self.job)
+        if isinstance(loads, GatherSource):
+            loads.ask_again(pieces, [piece for file in writes for piece in file.pieces])
+        report = write_files(
+            self.storage,
+            self.prefix,
+            writes,
+            source if linked is None else loads,
+            process_index=self.job.process_index,
+            attempt=self.attempt,
+            progress=self.progress,
+        )
+        report = _with_digests(report, {(one.path, one.region): one.digest for one in wanted})
+        if linked is not None:
+            report = _joined(report, self._entries(*linked), wanted)
+        dtypes = {piece.path: piece.dtype for piece in pieces}
+        held_now = ((path, dtypes[path], entry) for path, entry in report.shards)
+        self.memory.offer(LinkBase.of(self.step, self.attempt, str(self.step), report.files, held_now))
+        return report
+
+    def _link(self, wanted: Sequence[Wanted]) -> tuple[LinkBase, list[Takeover]] | None:
+        found = self.memory.find(wanted)
+        if found is None:
+            return None
+        base, chosen = found
+        done = [takeover for takeover in chosen if self._link_one(base, base.files[takeover.file])]
+        return (base, done) if done else None
+
+    def _link_one(self, base: LinkBase, file: FileEntry) -> bool:
+        if self.memory.is_refused:
+            return False
+        source, target = f"{base.prefix}/{file.path}", f"{self.prefix}/{linked_path(file)}"
+        try:
+            if self.storage.link_file(source, target):
+                return True
+            if self.storage.size(source) is not None:
+                self.memory.refuse()
+        except CorruptDataError as error:
+            logger.warning("a file is not linked on, what is wanted of it is written anew: %s", error)
+        return False
+
+    def _entries(self, base: LinkBase, done: Sequence[Takeover]) -> list[tuple[FileEntry, Takeover]]:
+        entries = []
+        for takeover in done:
+            file = base.files[takeover.file]
+            linked = replace(file, path=linked_path(file), process_index=self.job.process_index, links=file.links + 1)
+            entries.append((linked, takeover))
+        return entries
+
+
+def _with_digests(report: WriteReport, digests: Mapping[tuple[TreePath, Region], str]) -> WriteReport:
+    shards = tuple((path, replace(entry, digest=digests[path, entry.region])) for path, entry in report.shards)
+    return replace(report, shards=shards)
+
+
+def _joined(report: WriteReport, linked: Sequence[tuple[FileEntry, Takeover]], wanted: Sequence[Wanted]) -> WriteReport:
+    files = list(report.files)
+    shards: list[tuple[TreePath, ShardEntry]] = list(report.shards)
+    for file, takeover in linked:
+        shards += [(wanted[index].path, replace(entry, file=len(files))) for index, entry in takeover.held]
+        files.append(file)
+    return WriteReport(files=tuple(files), shards=tuple(shards))

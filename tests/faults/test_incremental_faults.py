@@ -1,0 +1,260 @@
+"""Damage, loss and power cuts where steps share files: rot does not spread, and every step stays whole."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from safepoint.formats.entries import FileEntry
+from safepoint.formats.errors import StorageError
+from safepoint.formats.storage import LocalStorage, MemoryStorage, Storage
+from safepoint.manager import CheckpointManager, KeepLast
+from safepoint.manager.commit import Committer
+from safepoint.manager.rechecking import Recheck
+from safepoint.manager.verifying import verify_steps
+
+from support.faulty_storage import FaultyStorage
+from support.power_cut import Recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZE = 2048
+
+
+def make_state(version: int) -> dict[str, Any]:
+    model = {f"w{i}": torch.arange(SIZE, dtype=torch.float32) + i for i in range(4)}
+    model["w0"] += version
+    return {"model": model, "other": {"o": torch.ones(SIZE)}, "version": version}
+
+
+def check(manager: CheckpointManager, step: int) -> None:
+    restored = manager.restore(step).state
+    assert restored is not None
+    wanted = make_state(step)
+    assert restored["version"] == step
+    for item in ("model", "other"):
+        assert all(torch.equal(restored[item][name], wanted[item][name]) for name in wanted[item])
+
+
+def damage(path: Path) -> None:
+    """Flip a bit where the file lies, for all of its names."""
+    with path.open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-5, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 4]))
+
+
+def settle(manager: CheckpointManager) -> None:
+    links = manager._session.links
+    assert links is not None
+    assert links.settle(30.0)
+
+
+@pytest.fixture(params=[True, False], ids=["blocking", "async"])
+def blocking(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def warnings_about(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+def test_a_file_that_rotted_since_it_was_restored_is_written_anew_and_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, blocking: bool
+) -> None:
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        manager.restore(1)
+        damage(tmp_path / "1/model/model.safetensors")
+        manager.save(2, make_state(2), blocking=blocking)
+        manager.wait()
+        check(manager, 2)
+        assert [error.step for error in manager.verify()] == [1]
+    (told,) = warnings_about(caplog, "written anew")
+    assert "1/model/model.safetensors" in told
+    # The other file is sound, and shared.
+    assert (tmp_path / "1/other/other.safetensors").stat().st_nlink == 2
+
+
+def test_rot_spreads_no_further_than_the_step_that_linked_before_it_was_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, blocking: bool
+) -> None:
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        settle(manager)
+        damage(tmp_path / "1/model/model.safetensors")  # after it was read again, before it is linked
+        manager.save(2, make_state(2), blocking=blocking)
+        manager.wait()
+        settle(manager)
+        assert warnings_about(caplog, "digest differs")  # found while nobody waited
+        manager.save(3, make_state(3), blocking=blocking)
+        manager.wait()
+        check(manager, 3)
+        assert [error.step for error in manager.verify()] == [1, 2]
+        latest = manager.restore_latest()
+        assert latest is not None
+        assert latest.step == 3
+
+
+def test_what_is_found_behind_counts_and_what_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    files = []
+    for number in range(3):
+        with storage.open_writer(f"f{number}", num_bytes=100, block_bytes=40) as writer:
+            writer.append(bytes([number]) * 100)
+            written = writer.finish()
+        entry = {"path": f"f{number}", "num_bytes": 100, "block_bytes": 40, "digests": written.digests}
+        files.append(FileEntry(process_index=0, attempt="a" * 16, **entry))  # type: ignore[arg-type]
+    damage(tmp_path / "f1")
+    faulty = FaultyStorage(storage, at=1, only=["reader.read_into"])
+    recheck = Recheck(faulty, files)
+    recheck.start("", [0, 1])
+    assert recheck.wait(30.0)
+    assert faulty.fired == 1
+    reads = faulty.counts["reader.read_into"]
+    assert recheck.sound("", [0, 1, 2]) == [0, 2]
+    assert faulty.counts["reader.read_into"] == reads + 6
+    (tmp_path / "f2").unlink()
+    assert recheck.sound("", [0, 1, 2]) == [0, 2]  # once is enough between two steps
+    assert Recheck(storage, files).sound("", [0, 1, 2]) == [0]
+
+
+def test_a_recheck_that_is_stopped_ends_at_once_and_leaves_the_rest_to_the_save() -> None:
+    storage = MemoryStorage()
+    storage.make_dir("")
+    with storage.open_writer("f", num_bytes=1 << 20, block_bytes=64) as writer:
+        writer.append(bytes(1 << 20))
+        digests = writer.finish().digests
+    entry = FileEntry(path="f", num_bytes=1 << 20, block_bytes=64, digests=digests, process_index=0, attempt="a" * 16)
+    recheck = Recheck(storage, [entry])
+    recheck.start("", [0])
+    recheck.stop()
+    assert recheck.wait(0.0)
+    assert recheck.sound("", [0]) == [0]
+
+
+@pytest.mark.parametrize("loss", ["step", "file", "swapped for a link"])
+def test_what_is_gone_by_the_time_of_the_save_is_written(tmp_path: Path, loss: str, *, blocking: bool) -> None:
+    root, old = tmp_path / "root", tmp_path / "root/1"
+    with CheckpointManager(root, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        settle(manager)
+        if loss == "step":
+            shutil.rmtree(old)
+        else:
+            (old / "model/model.safetensors").rename(tmp_path / "elsewhere")
+        if loss == "swapped for a link":
+            (old / "model/model.safetensors").symlink_to(tmp_path / "elsewhere")
+        result = manager.save(2, make_state(2), blocking=blocking)
+        manager.wait()
+        check(manager, 2)
+        assert manager.verify(2) == []
+    if blocking and loss == "step":
+        assert result.full_reason == "the step to link from is gone"
+    assert not any(path.is_symlink() for path in (root / "2").rglob("*"))
+
+
+def test_a_base_that_cannot_be_read_costs_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreadable(FaultyStorage):
+        def call(self, name: str, path: str, action: Any, *, undo: Any = None) -> Any:
+            if name == "open_reader" and path.startswith("1/"):
+                raise StorageError("injected", path=path, errno=errno.EIO)
+            return super().call(name, path, action, undo=undo)
+
+    def make(root: str) -> Storage:
+        return Unreadable(LocalStorage(root))
+
+    monkeypatch.setattr("safepoint.manager.session.LocalStorage", make)
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        with caplog.at_level(logging.WARNING):
+            assert manager.save(2, make_state(2)).full_reason
+    assert warnings_about(caplog, "written anew")
+    assert verify_steps(LocalStorage(tmp_path)) == []
+
+
+def test_a_link_that_fails_fails_the_save_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(root: str) -> Storage:
+        return FaultyStorage(LocalStorage(root), at=1, only=["link_file"])
+
+    monkeypatch.setattr("safepoint.manager.session.LocalStorage", make)
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        with pytest.raises(Exception, match="link_file") as caught:
+            manager.save(2, make_state(2))
+        assert getattr(caught.value, "outcome", None) == "not_committed"
+        assert [info.step for info in manager.steps()] == [1]
+        manager.save(3, make_state(3))
+        check(manager, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".safepoint", "1", "3"]
+    assert (tmp_path / "1/model/model.safetensors").stat().st_nlink == 2
+
+
+def version_of(storage: Storage) -> int:
+    """Return the version of the newest step; every listed step is read through."""
+    assert verify_steps(storage) == []
+    steps = Committer(storage).list_steps()
+    if not steps:
+        return 0
+    manifest = Committer(storage).load_manifest(steps[-1])
+    (version,) = [node.data for path, node in manifest.structure.items() if path == ("version",)]
+    assert isinstance(version, int)
+    return version
+
+
+def test_a_power_cut_after_any_call_leaves_whole_steps_that_need_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorders: list[Recorder] = []
+
+    def make(root: str) -> Recorder:
+        recorders.append(Recorder(LocalStorage(root)))
+        return recorders[-1]
+
+    monkeypatch.setattr("safepoint.manager.session.LocalStorage", make)
+    promised = []
+    with CheckpointManager(tmp_path, keep=KeepLast(1), unchanged="link") as manager:
+        for version, step in enumerate([1, 2, 2, 3], start=1):
+            manager.save(step, make_state(version), on_exists="replace")
+            promised.append((len(recorders[0].events), version))
+    recorder = recorders[0]
+    assert sum(name.startswith("link_file") for name in recorder.names) == 6
+    for number in range(len(recorder.events) + 1):
+        least = max((version for after, version in promised if after <= number), default=0)
+        for disk in recorder.disks_after(number, samples=4):
+            version = version_of(disk)
+            assert version >= least, recorder.names[:number]
+            committer = Committer(disk)
+            committer.recover()
+            committer.delete_hidden()
+            assert version_of(disk) == version
+
+
+def test_a_save_that_never_commits_costs_the_shared_files_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty: list[FaultyStorage] = []
+
+    def make(root: str) -> Storage:
+        faulty.append(FaultyStorage(LocalStorage(root), at=4, only=["put"]))  # the second step's record
+        return faulty[-1]
+
+    monkeypatch.setattr("safepoint.manager.session.LocalStorage", make)
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        with pytest.raises(Exception, match="injected into put"):
+            manager.save(2, make_state(2))
+        manager.save(3, make_state(3))  # the base is still step 1
+        check(manager, 3)
+    assert faulty[0].counts["link_file"] == 4
+    assert verify_steps(LocalStorage(tmp_path)) == []
