@@ -37,7 +37,7 @@ _KINDS = (
         "create the bucket first (safepoint never does).",
     ),
     _kind(
-        r"Expired|TokenRefreshRequired|InvalidToken|invalid_grant|^UNAUTHENTICATED",
+        r"Expired|TokenRefreshRequired|InvalidToken|Invalid Credentials|invalid_grant|^UNAUTHENTICATED|code='401'",
         errno.EACCES,
         "The credentials have expired or are not valid (any more): renew them, or let the job use a source that renews "
         "them itself (a role or service account, a profile).",
@@ -60,6 +60,7 @@ _KINDS = (
         "AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of the machine; for Google GOOGLE_APPLICATION_CREDENTIALS, "
         "`gcloud auth application-default login` or the machine's service account.",
     ),
+    _kind(r"QuotaExceeded|InsufficientStorage", errno.EDQUOT, "The quota of this bucket or account is used up."),
     _kind(
         r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint",
         errno.EINVAL,
@@ -72,7 +73,6 @@ _KINDS = (
         "write and delete objects in this bucket.",
     ),
     _kind(r"EntityTooLarge", errno.EFBIG, "The store takes no object as large as this: cut it into smaller parts."),
-    _kind(r"Quota|QuotaExceeded|InsufficientStorage", errno.EDQUOT, "The quota of this bucket or account is used up."),
     _kind(
         r"Could not resolve|Could not connect|Connection refused|No route|SSL|certificate",
         errno.EHOSTUNREACH,

@@ -22,6 +22,7 @@ __all__ = ["ObjectRoot", "parse_object_url"]
 
 _MAX_S3_BYTES = 5 << 30  # of one PUT
 _MAX_GS_BYTES = 5 << 40
+_GOOGLE = "https://storage.googleapis.com"
 _ANY_REGION = "us-east-1"  # servers that are not Amazon's want some
 
 
@@ -33,11 +34,13 @@ class ObjectRoot:
         location: its URL, without "/" at the end.
         spec: of TensorStore's key-value store.
         max_object_bytes: what the store takes in one piece.
+        bucket_url: where Google's service tells about the bucket itself; None elsewhere.
     """
 
     location: str
     spec: Mapping[str, Any]
     max_object_bytes: int
+    bucket_url: str | None = None
 
 
 def parse_object_url(url: str, options: StorageOptions) -> ObjectRoot | None:
@@ -60,7 +63,11 @@ def parse_object_url(url: str, options: StorageOptions) -> ObjectRoot | None:
     spec |= {"bucket": bucket, "path": f"{prefix}/" if prefix else ""}
     _check(spec, url)
     location = f"{scheme}://{bucket}/{prefix}".rstrip("/")
-    return ObjectRoot(location=location, spec=spec, max_object_bytes=_MAX_S3_BYTES if scheme == "s3" else _MAX_GS_BYTES)
+    if scheme == "s3":
+        return ObjectRoot(location=location, spec=spec, max_object_bytes=_MAX_S3_BYTES)
+    service = os.environ.get("TENSORSTORE_GCS_HTTP_URL") or _GOOGLE  # as TensorStore decides it
+    bucket_url = f"{service.rstrip('/')}/storage/v1/b/{bucket}"
+    return ObjectRoot(location=location, spec=spec, max_object_bytes=_MAX_GS_BYTES, bucket_url=bucket_url)
 
 
 def _s3_spec(options: StorageOptions) -> dict[str, Any]:

@@ -61,7 +61,9 @@ class ObjectStorage(Storage):
         self.num_streams = options.num_streams
         self._deadline_secs = options.deadline_secs
         self._max_object_bytes = root.max_object_bytes
-        self._client = ObjectClient(root.spec, root.location, deadline_secs=options.deadline_secs)
+        self._client = ObjectClient(
+            root.spec, root.location, deadline_secs=options.deadline_secs, bucket_url=root.bucket_url
+        )
         self._prefix_bytes = str(root.spec["path"]).encode()
         self._budget = ByteBudget(options.max_in_flight_bytes)
 

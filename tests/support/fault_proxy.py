@@ -16,15 +16,11 @@ from support.http_proxy import Exchange, HttpProxy, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FaultProxy", "Kind", "reads", "writes"]
+__all__ = ["FaultProxy", "Kind", "reads", "s3_error", "writes"]
 
-Kind = Literal["busy", "reset", "lost reply", "stall", "expired"]
+Kind = Literal["busy", "reset", "lost reply", "stall", "silence", "expired"]
 """`busy`: 503. `reset`: cut off before the server hears of it. `lost reply`: after it did. `stall`: nothing, for ever.
-`expired`: refused since the credentials are no longer valid."""
-
-_EXPIRED = (
-    b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-)
+`silence`: nothing, for ever, after the server did it. `expired`: refused since the credentials are no longer valid."""
 
 
 def writes(exchange: Exchange) -> bool:
@@ -37,7 +33,7 @@ def reads(exchange: Exchange) -> bool:
 
 @dataclass(kw_only=True)
 class _Fault:
-    kind: Kind
+    kind: Kind | Reply
     fits: Callable[[Exchange], bool]
     left: int
 
@@ -52,8 +48,8 @@ class FaultProxy(HttpProxy):
         self.seen: list[tuple[str, str]] = []
         super().__init__(server)
 
-    def fail(self, kind: Kind, fits: Callable[[Exchange], bool] = lambda _: True, *, times: int = 1) -> None:
-        """Let the next `times` requests that fit fail."""
+    def fail(self, kind: Kind | Reply, fits: Callable[[Exchange], bool] = lambda _: True, *, times: int = 1) -> None:
+        """Let the next `times` requests that fit fail, or be answered so."""
         with self._lock:
             self._faults.append(_Fault(kind=kind, fits=fits, left=times))
 
@@ -72,20 +68,21 @@ class FaultProxy(HttpProxy):
     @override
     def answer(self, exchange: Exchange) -> Reply | None:
         kind, over = self._take(exchange)
+        if isinstance(kind, Reply):
+            return kind
         if kind is None:
             return exchange.forward()
         if kind == "busy":
             return Reply(status=503)
         if kind == "expired":
-            is_s3 = not exchange.path.startswith(("/storage", "/upload"))
-            return Reply(status=400 if is_s3 else 401, body=_EXPIRED if is_s3 else b"")
-        if kind == "lost reply":
+            return _expired(exchange)
+        if kind in ("lost reply", "silence"):
             exchange.forward()
-        if kind == "stall":
+        if kind in ("stall", "silence"):
             over.wait()
         return None
 
-    def _take(self, exchange: Exchange) -> tuple[Kind | None, threading.Event]:
+    def _take(self, exchange: Exchange) -> tuple[Kind | Reply | None, threading.Event]:
         with self._lock:
             self.seen.append((exchange.method, exchange.target))
             for fault in self._faults:
@@ -93,3 +90,14 @@ class FaultProxy(HttpProxy):
                     fault.left -= 1
                     return fault.kind, self._over
             return None, self._over
+
+
+def s3_error(status: int, code: str) -> Reply:
+    """Return what S3 answers."""
+    return Reply(status=status, body=f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode())
+
+
+def _expired(exchange: Exchange) -> Reply:
+    if exchange.path.startswith(("/storage", "/upload")):
+        return Reply(status=401, body=b'{"error": {"code": 401, "message": "Invalid Credentials"}}')
+    return s3_error(400, "ExpiredToken")

@@ -2,14 +2,16 @@
 
 - It ignores `ifGenerationMatch` on media uploads and on deletion: checked here, one change of the bucket at a time.
 - It lists any bucket as empty: one that is missing is answered with 404 here.
-- It lists all objects on one page: here a page has at most 1,000, as in the real one.
+- It lists all objects on one page, and its page tokens are names as they stand: here a page has at most 1,000 objects,
+  and a token may stand in a URL, as in the real one.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
 from typing_extensions import override
 
@@ -17,7 +19,7 @@ from support.http_proxy import Exchange, HttpProxy, Reply
 
 __all__ = ["GcsConditions"]
 
-_PAGE = 1000
+_MAX_PAGE = 1000
 
 
 class GcsConditions(HttpProxy):
@@ -26,6 +28,7 @@ class GcsConditions(HttpProxy):
     def __init__(self, server: str) -> None:
         self._changing = threading.Lock()
         self._buckets: set[str] = set()
+        self.page = _MAX_PAGE
         super().__init__(server)
 
     @override
@@ -43,6 +46,9 @@ class GcsConditions(HttpProxy):
         wanted = exchange.query.get("ifGenerationMatch")
         if wanted is not None:
             bucket, _ = _bucket_of(exchange.path)
+            missing = self._refusal(exchange, bucket)
+            if missing is not None:
+                return missing
             name = exchange.query.get("name") or exchange.path.partition("/o/")[2]
             found = exchange.forward(method="GET", target=f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}")
             generation = json.loads(found.body)["generation"] if found.status == 200 else "0"
@@ -51,15 +57,25 @@ class GcsConditions(HttpProxy):
         return exchange.forward()
 
     def _list(self, exchange: Exchange, bucket: str) -> Reply:
-        if bucket not in self._buckets:
-            found = exchange.forward(method="GET", target=f"/storage/v1/b/{bucket}")
-            if found.status != 200:
-                return found
+        missing = self._refusal(exchange, bucket)
+        if missing is not None:
+            return missing
+        query = {"maxResults": str(self.page), **exchange.query}
+        if "pageToken" in query:
+            query["pageToken"] = base64.urlsafe_b64decode(query["pageToken"]).decode()
+        reply = exchange.forward(method="GET", target=f"{urlsplit(exchange.target).path}?{urlencode(query)}")
+        content = json.loads(reply.body)
+        if "nextPageToken" in content:
+            content["nextPageToken"] = base64.urlsafe_b64encode(content["nextPageToken"].encode()).decode()
+        return Reply(status=reply.status, headers=reply.headers, body=json.dumps(content).encode())
+
+    def _refusal(self, exchange: Exchange, bucket: str) -> Reply | None:
+        if bucket in self._buckets:
+            return None
+        found = exchange.forward(method="GET", target=f"/storage/v1/b/{bucket}")
+        if found.status == 200:
             self._buckets.add(bucket)
-        if "maxResults" in exchange.query:
-            return exchange.forward()
-        separator = "&" if "?" in exchange.target else "?"
-        return exchange.forward(method="GET", target=f"{exchange.target}{separator}maxResults={_PAGE}")
+        return None if found.status == 200 else found
 
 
 def _bucket_of(path: str) -> tuple[str, bool]:

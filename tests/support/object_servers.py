@@ -36,11 +36,13 @@ class ObjectServer:
     Attributes:
         scheme: of its URLs.
         address: `host:port`.
+        bare_address: of the server itself, where another stands in front of it.
         environment: what a client needs to find it and to be let in.
     """
 
     scheme: str
     address: str
+    bare_address: str
     environment: dict[str, str]
 
     def url(self, prefix: str, *, bucket: str = BUCKET) -> str:
@@ -57,7 +59,9 @@ def s3_server() -> Iterator[ObjectServer]:
     with _running(command, f"http://127.0.0.1:{port}/moto-api/"):
         _request("PUT", f"http://127.0.0.1:{port}/{BUCKET}")
         address = f"127.0.0.1:{port}"
-        yield ObjectServer(scheme="s3", address=address, environment=environment_of("s3", address))
+        yield ObjectServer(
+            scheme="s3", address=address, bare_address=address, environment=environment_of("s3", address)
+        )
 
 
 @contextmanager
@@ -76,7 +80,12 @@ def gcs_server() -> Iterator[ObjectServer]:
         body = b'{"name": "%s"}' % BUCKET.encode()
         _request("POST", f"{url}/storage/v1/b?project=p", body)
         with GcsConditions(f"127.0.0.1:{port}") as proxy:
-            yield ObjectServer(scheme="gs", address=proxy.address, environment=environment_of("gs", proxy.address))
+            yield ObjectServer(
+                scheme="gs",
+                address=proxy.address,
+                bare_address=f"127.0.0.1:{port}",
+                environment=environment_of("gs", proxy.address),
+            )
 
 
 def environment_of(scheme: str, address: str) -> dict[str, str]:
