@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from safepoint.formats.tree import JSON
 
-__all__ = ["COMMIT_MAX_BYTES", "METRICS_MAX_BYTES", "CommitRecord"]
+__all__ = ["COMMIT_KIND", "COMMIT_MAX_BYTES", "METRICS_MAX_BYTES", "CommitRecord", "check_own_digest", "fenced"]
 
 COMMIT_MAX_BYTES = 1 << 20
 """A larger file is no commit record; ours are below 4 KiB unless a user adds many metrics."""
@@ -28,7 +28,7 @@ COMMIT_MAX_BYTES = 1 << 20
 METRICS_MAX_BYTES = COMMIT_MAX_BYTES // 2
 """What metrics may take of it, as JSON; the rest is far more than everything else needs."""
 
-_KIND = "safepoint-commit"
+COMMIT_KIND = "safepoint-commit"
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -57,6 +57,8 @@ class CommitRecord:
         extra: whatever else is worth keeping, for people.
         created: UTC time in ISO form, for people only: nothing is ordered by it.
         linked_bytes: of the data files that an earlier step wrote, and that this one has by a second name.
+        files: the directory, in the step's own, in which manifest and data files lie; "" where that is the step's own.
+        fence: an attempt to replace the step that was given up; it changes the record so that it cannot succeed.
     """
 
     step: int
@@ -79,6 +81,8 @@ class CommitRecord:
     extra: Mapping[str, JSON] = field(default_factory=dict)
     created: str = ""
     linked_bytes: int = 0
+    files: str = ""
+    fence: str | None = None
 
     def to_bytes(self) -> bytes:
         """Return `commit.json`, with a digest of itself; equal records give equal bytes.
@@ -86,8 +90,8 @@ class CommitRecord:
         Raises:
             UnsupportedValueError: a metric is no number, or `extra` or `timings` is not JSON.
         """
-        value = {
-            "kind": _KIND,
+        value: dict[str, JSON] = {
+            "kind": COMMIT_KIND,
             "version": self.version,
             "step": self.step,
             "sequence": self.sequence,
@@ -110,6 +114,10 @@ class CommitRecord:
         }
         if self.linked_bytes:
             value["linked_bytes"] = self.linked_bytes
+        if self.files:
+            value["files"] = self.files
+        if self.fence is not None:
+            value["fence"] = self.fence
         return canonical_json({**value, "digest": digest(canonical_json(value))})
 
     @classmethod
@@ -126,8 +134,8 @@ class CommitRecord:
         """
         value = parse_json(data, what="the commit record", path=path)
         fields = Fields(value, what="the commit record", path=path)
-        check_header(fields, kind=_KIND)
-        _check_own_digest(value, fields)
+        check_header(fields, kind=COMMIT_KIND)
+        check_own_digest(value, fields)
         process_count = fields.integer("process_count", minimum=1)
         scope = fields.choice("scope", SCOPES)
         single = scope == "shared" and fields.is_null("process_index")
@@ -152,13 +160,45 @@ class CommitRecord:
             extra=fields.table("extra"),
             created=fields.text("created"),
             linked_bytes=fields.integer("linked_bytes") if fields.has("linked_bytes") else 0,
+            files=_files(fields),
+            fence=fields.identifier("fence") if fields.has("fence") else None,
         )
 
 
-def _check_own_digest(value: dict[str, Any], fields: Fields) -> None:
+def fenced(data: bytes, attempt: str, *, path: str) -> bytes:
+    """Return a record with another `fence`, and all else as it is, fields that are not known here included.
+
+    Args:
+        data: the record.
+        attempt: that was to replace it and must not.
+        path: where it was read, for errors.
+
+    Raises:
+        CorruptDataError: it is no JSON object.
+    """
+    value = parse_json(data, what="the commit record", path=path)
+    rest = {name: item for name, item in value.items() if name != "digest"} | {"fence": attempt}
+    return canonical_json({**rest, "digest": digest(canonical_json(rest))})
+
+
+def check_own_digest(value: dict[str, Any], fields: Fields) -> None:
+    """Check the field `digest`, of all others.
+
+    Raises:
+        CorruptDataError: it does not match.
+    """
     rest = {name: item for name, item in value.items() if name != "digest"}
     if fields.text("digest") != digest(known_json(rest).encode("ascii")):
         raise fields.error("does not match its own digest")
+
+
+def _files(fields: Fields) -> str:
+    if not fields.has("files"):
+        return ""
+    name = fields.identifier("files")
+    if name != fields.identifier("attempt"):
+        raise fields.error("has files that are not in its attempt's directory")
+    return name
 
 
 def _digest_of_manifest(fields: Fields) -> str:

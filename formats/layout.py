@@ -13,9 +13,22 @@ from safepoint.formats.errors import UnsupportedVersionError
 if TYPE_CHECKING:
     from safepoint.formats.fields import Fields
 
-__all__ = ["COMMIT_NAME", "LAYOUT_VERSION", "MANIFEST_NAME", "MODES", "SCOPES", "Mode", "Scope", "check_header"]
+__all__ = [
+    "COMMIT_NAME",
+    "LAYOUT_VERSION",
+    "MANIFEST_NAME",
+    "MARKER_VERSION",
+    "MODES",
+    "SCOPES",
+    "Mode",
+    "Scope",
+    "check_header",
+]
 
 LAYOUT_VERSION = 1
+MARKER_VERSION = 2
+"""Of commit records that name the directory of their files, which earlier readers would look for elsewhere."""
+
 COMMIT_NAME = "commit.json"
 MANIFEST_NAME = "manifest.json"
 
@@ -39,9 +52,9 @@ def check_header(fields: Fields, *, kind: str) -> None:
     if fields.text("kind") != kind:
         raise fields.error(f"is of kind {reprlib.repr(fields.text('kind'))}, not {kind!r}")
     version = fields.integer("version", minimum=1)
-    if version > LAYOUT_VERSION:
+    if version > MARKER_VERSION:
         raise UnsupportedVersionError(
-            f"{fields.what} has layout version {version}; this release reads up to {LAYOUT_VERSION}",
+            f"{fields.what} has layout version {version}; this release reads up to {MARKER_VERSION}",
             path=fields.path,
             hint="Install a newer safepoint to read this step; an older step may still be readable.",
         )

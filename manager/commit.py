@@ -1,42 +1,33 @@
-"""How a step becomes visible, and how it disappears; with `step_listing` and `sweeping` the only code that knows.
+"""How a step becomes visible, and how it disappears: the one place where a root is changed.
 
-One rule carries it all: a directory named `<step>` with a commit record is a whole step, because it gets that name by
-one rename after everything in it is durable. Deleting goes the same way back: the name goes first, by a rename, and
-the content after it. Of several that rename one directory (publish it, abandon it, take over the root) the first
-wins, and the others learn that they lost.
-
-What fails when, in `Committer.publish`:
-
-    before the rename   the attempt stays, unlisted, and is abandoned or swept later      outcome not_committed
-    in the rename       whoever looks finds the attempt's record under one of two names   outcome by looking, or unknown
-    after the rename    the step is there; only its durability or an old one's removal    outcome committed
-                        is in doubt
-
-It must not know what is in a step's files, who writes them, or which steps are worth keeping.
+There are two ways: where directories can be renamed in one step, a step appears by that (`rename_commit`); elsewhere by
+its record, which is put last and only if nothing has changed meanwhile (`marker_commit`). Both end in the same record,
+and what one left behind the other clears up. With `step_listing`, `unsettled` and `sweeping` this is the only code that
+knows; it must not know what is in a step's files, who writes them, or which steps are worth keeping.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.checksum import digest
-from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
-from safepoint.manager import sweeping
+from safepoint.formats.layout import MANIFEST_NAME
 from safepoint.manager.collecting import paused_collection
+from safepoint.manager.commit_protocol import may_be_set_aside
 from safepoint.manager.errors import (
-    AttemptLostError,
     CheckpointError,
     InvalidArgumentError,
-    Outcome,
     StepExistsError,
     StorageError,
-    UnsupportedVersionError,
 )
 from safepoint.manager.progress import QUIET
+from safepoint.manager.marker_commit import MarkerCommit
+from safepoint.manager.rename_commit import RenameCommit
 from safepoint.manager.step_listing import CommittedStep, StepProblem, is_attempt
-from safepoint.manager.step_reading import StepReader, attempt_at
+from safepoint.manager.step_reading import StepReader
+from safepoint.manager.sweeping import IN_USE
 from safepoint.manager.verifying import verify_steps
 
 if TYPE_CHECKING:
@@ -47,10 +38,13 @@ if TYPE_CHECKING:
     from safepoint.formats.manifest import Manifest
     from safepoint.formats.storage import Storage
     from safepoint.manager.progress import Progress
+    from safepoint.manager.commit_protocol import CommitProtocol
 
-__all__ = ["CommittedStep", "Committer", "StepProblem"]
+__all__ = ["CommitKind", "CommittedStep", "Committer", "StepProblem"]
 
 logger = logging.getLogger("safepoint")
+
+CommitKind = Literal["rename", "marker"]
 
 
 class Committer(StepReader):
@@ -60,10 +54,42 @@ class Committer(StepReader):
     or each process where roots are private.
     """
 
-    def __init__(self, storage: Storage, *, scope: Scope = "shared", process_index: int = 0) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        scope: Scope = "shared",
+        process_index: int = 0,
+        process_count: int = 1,
+        commit: CommitKind | None = None,
+    ) -> None:
+        """Remember the root.
+
+        Args:
+            storage: of the root.
+            scope: whose records are written.
+            process_index: of this process.
+            process_count: how many processes write to one attempt in this root.
+            commit: how; None for what suits the storage.
+
+        Raises:
+            InvalidArgumentError: the storage has no rename.
+        """
         super().__init__(storage, private_to=process_index if scope == "per_process" else None)
         self._scope = scope
         self._process_index = process_index
+        self._protocol = self._make_protocol(commit, process_count)
+
+    def _make_protocol(self, commit: CommitKind | None, process_count: int) -> CommitProtocol:
+        if commit == "marker" or (commit is None and not self._storage.renames):
+            return MarkerCommit(self._storage, self, process_count=process_count)
+        if not self._storage.renames:
+            raise InvalidArgumentError(
+                'commit="rename" needs a file system; object stores rename nothing',
+                path=self._storage.location,
+                hint='Leave `commit` away, or say "marker".',
+            )
+        return RenameCommit(self._storage, self)
 
     def verify(self, step: int | None = None, *, progress: Progress = QUIET) -> list[CheckpointError]:
         """Read every byte of a step, or of all, and return what is wrong; see `verify_steps`."""
@@ -71,10 +97,9 @@ class Committer(StepReader):
 
     # Making
 
-    @staticmethod
-    def prefix_of(step: int, attempt: str) -> str:
+    def prefix_of(self, step: int, attempt: str) -> str:
         """Return the directory, relative to the root, in which an attempt writes."""
-        return f"{step}.tmp-{attempt}"
+        return self._protocol.prefix_of(step, attempt)
 
     def begin(self, step: int, attempt: str) -> str:
         """Make the directory of an attempt, and the root if need be; return it, relative to the root.
@@ -87,23 +112,33 @@ class Committer(StepReader):
         """
         if not is_attempt(attempt):
             raise InvalidArgumentError(f"an attempt is 16 to 32 hexadecimal digits, got {attempt!r}", step=step)
-        prefix = self.prefix_of(step, attempt)
         try:
             self._storage.make_dir("")
             self._check_name_is_free(step)
-            self._storage.make_dir(prefix, exist_ok=False)
+            self._protocol.begin(step, attempt)
         except CheckpointError as error:
             raise error.with_context(step=step, outcome="not_committed") from None
-        return prefix
+        return self.prefix_of(step, attempt)
+
+    def resume(self, step: int, attempt: str) -> bool:
+        """Go on with an attempt that was begun and not published, its records removed; False when there is none.
+
+        Called by: the root's owner, who spared the attempt when it `recover`ed.
+        """
+        return self._protocol.resume(step, attempt)
 
     def _check_name_is_free(self, step: int) -> None:
         """Refuse early what `publish` could not replace."""
         listing = self.listing()
         name = str(step)
-        if name not in listing.occupied or any(known.prefix == name for known in listing.steps):
+        if name not in listing.occupied or name in listing.tombstones:
+            return
+        if any(known.prefix == name for known in listing.steps):
             return
         problem = next((problem for problem in listing.problems if problem.prefix == name), None)
-        if problem is not None and _may_be_set_aside(problem):
+        if problem is None and self._protocol.is_free(name):
+            return
+        if problem is not None and may_be_set_aside(problem):
             return
         if problem is not None and isinstance(problem.error, StorageError):
             raise problem.error
@@ -158,29 +193,18 @@ class Committer(StepReader):
         prefix = self.prefix_of(record.step, record.attempt)
         try:
             self._check_record(record)
-            self._storage.put(f"{prefix}/{COMMIT_NAME}", record.to_bytes())
-            self._storage.sync_dir(prefix)
-            aside = self._move_aside(record, replace)
+            return self._protocol.publish(record, replace)
         except StorageError as error:
+            if error.outcome is not None:
+                raise error.with_context(step=record.step) from None
             raise self.lost_or(error, record.step, prefix) from error
         except CheckpointError as error:
             raise error.with_context(step=record.step, outcome="not_committed") from None
-        try:
-            self._rename_in(record, prefix)
-        except CheckpointError as error:
-            if aside is not None and error.outcome == "not_committed":
-                self._put_back(aside, str(record.step))
-            raise
-        try:
-            self._storage.sync_dir("")
-        except StorageError as error:
-            raise error.with_context(step=record.step, outcome="committed") from None
-        return None if replace is None else CommittedStep(replace.record, aside or replace.prefix)
 
     def drop_replaced(self, replaced: CommittedStep) -> None:
         """Hide what `publish_beside` replaced. A failure is logged: the next owner sweeps it."""
         try:
-            sweeping.to_trash(self._storage, replaced.prefix, replaced.record.attempt)
+            self._protocol.drop_replaced(replaced)
         except StorageError as error:
             logger.warning("cannot hide the replaced %s: %s", self._storage.describe(replaced.prefix), error)
 
@@ -189,87 +213,19 @@ class Committer(StepReader):
         if record.scope != self._scope or record.process_index != (self._process_index if private else None):
             raise InvalidArgumentError(f"a record of scope {record.scope!r} does not belong in a {self._scope} root")
 
-    def _move_aside(self, record: CommitRecord, replace: CommittedStep | None) -> str | None:
-        """Free the step's name for the attempt; return where that went which had it.
-
-        From here to the rename that follows, the step is listed under its `.old-` name.
-        """
-        name = str(record.step)
-        if replace is not None:
-            # A replaced step that is listed as `.old-` leaves the name free already.
-            target = f"{name}.old-{record.attempt}"
-            return target if replace.prefix == name and self._storage.rename_dir(name, target) else None
-        problem = next((problem for problem in self.problems() if problem.prefix == name), None)
-        if problem is not None and _may_be_set_aside(problem):
-            target = f"{name}.damaged-{record.attempt}"
-            if self._storage.rename_dir(name, target):
-                logger.warning(
-                    "step %s was damaged and is being saved again; the damaged one is kept as %s (%s)",
-                    name,
-                    self._storage.describe(target),
-                    problem.error.message,
-                )
-                return target
-        return None
-
-    def _rename_in(self, record: CommitRecord, prefix: str) -> None:
-        """The commit itself."""
-        name = str(record.step)
-        try:
-            if self._storage.rename_dir(prefix, name):
-                return
-        except StorageError as error:
-            if error.errno == errno.EEXIST:
-                raise StepExistsError(
-                    "the step is there already",
-                    step=record.step,
-                    path=self._storage.describe(name),
-                    outcome="not_committed",
-                ) from error
-            outcome = self._find_outcome(record, prefix)
-            if outcome == "committed":
-                return  # the answer was lost, the rename was not
-            error.outcome = outcome
-            raise error.with_context(step=record.step) from None
-        raise self._lost(record.step, prefix)
-
-    def _find_outcome(self, record: CommitRecord, prefix: str) -> Outcome:
-        try:
-            if attempt_at(self._storage, str(record.step)) == record.attempt:
-                return "committed"
-            return "not_committed" if attempt_at(self._storage, prefix) == record.attempt else "unknown"
-        except CheckpointError:
-            return "unknown"
-
-    def _put_back(self, aside: str, name: str) -> None:
-        try:
-            if self._storage.rename_dir(aside, name):
-                self._storage.sync_dir("")
-        except StorageError as error:
-            # Nothing is lost: `.old-` counts as the step, and the next owner puts it back.
-            logger.warning("cannot rename %s back to %s: %s", self._storage.describe(aside), name, error)
-
     def lost_or(self, error: StorageError, step: int, prefix: str) -> CheckpointError:
         """Return the error of a lost attempt if its directory is gone, else `error`; not committed either way.
 
         Called by: whoever could not write there.
         """
         if error.errno == errno.ENOENT:
+            parent, _, name = prefix.rpartition("/")
             try:
-                if not any(entry.name == prefix for entry in self._storage.list("")):
-                    return self._lost(step, prefix)
+                if not any(entry.name == name for entry in self._storage.list(parent)):
+                    return self._protocol.lost(step, prefix)
             except StorageError as second:
-                logger.debug("cannot list the root: %s", second)
+                logger.debug("cannot list %s: %s", self._storage.describe(parent), second)
         return error.with_context(step=step, outcome="not_committed")
-
-    def _lost(self, step: int, prefix: str) -> AttemptLostError:
-        return AttemptLostError(
-            "the attempt was abandoned, or another manager took the root over, before the step was published",
-            step=step,
-            path=self._storage.describe(prefix),
-            outcome="not_committed",
-            hint="Look for another job on this root; this one was silent for too long, or was told to stop.",
-        )
 
     # Removing
 
@@ -281,11 +237,7 @@ class Committer(StepReader):
         Returns:
             True when this call did it; False when the attempt was published or given up before.
         """
-        hidden = sweeping.to_trash(self._storage, self.prefix_of(step, attempt), attempt)
-        if hidden is None:
-            return False
-        sweeping.delete(self._storage, hidden)
-        return True
+        return self._protocol.abandon(step, attempt)
 
     def hide(self, step: CommittedStep) -> bool:
         """Take a committed step out of the listing at once; `delete_hidden` frees its space.
@@ -294,9 +246,9 @@ class Committer(StepReader):
             True when this call did it; False when it was gone, or is in use and will be tried again.
         """
         try:
-            return sweeping.to_trash(self._storage, step.prefix, step.record.attempt) is not None
+            return self._protocol.hide(step)
         except StorageError as error:
-            if error.errno not in sweeping.IN_USE:
+            if error.errno not in IN_USE:
                 raise error.with_context(step=step.record.step) from None
             logger.warning("step %d cannot be deleted now: %s", step.record.step, error)
             return False
@@ -306,7 +258,7 @@ class Committer(StepReader):
 
         Slow: meant for a thread of its own, beside everything else.
         """
-        return sweeping.delete_hidden(self._storage)
+        return self._protocol.delete_hidden()
 
     def recover(self, *, spare: Collection[str] = ()) -> list[str]:
         """Put right what an earlier owner left in the middle; return what was done, one line each.
@@ -319,9 +271,4 @@ class Committer(StepReader):
         Args:
             spare: attempts that their writer, this process, goes on with.
         """
-        return sweeping.recover(self._storage, self.listing(), spare=spare)
-
-
-def _may_be_set_aside(problem: StepProblem) -> bool:
-    """Say whether the step may be saved anew: it is damaged beyond reading, not merely beyond our reading."""
-    return not isinstance(problem.error, UnsupportedVersionError | StorageError)
+        return self._protocol.recover(spare)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
+from safepoint.formats.layout import MANIFEST_NAME
 from safepoint.formats.reading import read_blocks, verify_file
-from safepoint.manager.commit import Committer
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
 from safepoint.manager.owning import check_absent, owned_root
 from safepoint.manager.progress import QUIET
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from safepoint.formats.entries import FileEntry
     from safepoint.formats.storage import Storage
+    from safepoint.manager.commit import Committer
     from safepoint.manager.owning import OwnedRoot
     from safepoint.manager.progress import Progress
     from safepoint.manager.step_listing import CommittedStep
@@ -138,7 +138,8 @@ class _Copier:
     def _check_space(self, steps: Sequence[CommittedStep]) -> None:
         storage = self._owned.storage
         free = storage.free_bytes()
-        prefixes = (Committer.prefix_of(step.record.step, step.record.attempt) for step in steps)
+        committer = self._owned.committer()
+        prefixes = (committer.prefix_of(step.record.step, step.record.attempt) for step in steps)
         begun = sum(size for prefix in prefixes for size in _sizes_below(storage, prefix))
         needed = sum(step.record.num_bytes + step.record.manifest_bytes for step in steps) - begun
         if free is not None and needed > free:
@@ -173,14 +174,11 @@ class _Copier:
 
     def _begin(self, committer: Committer, step: CommittedStep) -> tuple[str, bool]:
         """Return the attempt's directory, new or that of an earlier copy, without records in it."""
-        storage = self._owned.storage
         record = step.record
-        prefix = committer.prefix_of(record.step, record.attempt)
-        if not any(entry.name == prefix and entry.is_dir for entry in storage.list("")):
-            return committer.begin(record.step, record.attempt), False
-        for name in (COMMIT_NAME, MANIFEST_NAME):
-            storage.delete(f"{prefix}/{name}")
-        return prefix, True
+        begun = committer.resume(record.step, record.attempt)
+        if not begun:
+            committer.begin(record.step, record.attempt)
+        return committer.prefix_of(record.step, record.attempt), begun
 
     def _copy_file(self, step: CommittedStep, file: FileEntry, prefix: str) -> None:
         target = self._owned.storage
@@ -190,7 +188,7 @@ class _Copier:
             return
         target.delete_tree(path)
         with target.open_writer(path, num_bytes=file.num_bytes, block_bytes=file.block_bytes) as writer:
-            for block in read_blocks(self._source, step.prefix, file):
+            for block in read_blocks(self._source, step.files_prefix, file):
                 writer.append(block)
                 self._progress.advance(len(block))
             writer.finish()

@@ -110,7 +110,7 @@ def _open_step(root: str, step: int | None) -> Opened:
     found = chosen[-1]
     manifest = reader.load_manifest(found)
     reader.check_files(found, manifest)
-    arrays = {entry.path: _StepArray(storage, found.prefix, manifest, entry) for entry in manifest.leaves}
+    arrays = {entry.path: _StepArray(storage, found.files_prefix, manifest, entry) for entry in manifest.leaves}
     has_views = any(node.kind == "view" for node in manifest.structure.values())
     checkpoint = ForeignCheckpoint(
         kind=OWN_KIND,

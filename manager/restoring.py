@@ -164,7 +164,7 @@ class RestoreOperation:
     def _prepare(self, prepared: Prepared) -> bytes:
         session = self.session
         found = self._find(prepared.candidate)
-        prepared.prefix = found.prefix
+        prepared.prefix = found.files_prefix
         prepared.manifest = session.committer.load_manifest(found)
         session.committer.check_files(found, prepared.manifest)
         coordinator = session.coordinator

@@ -2,11 +2,14 @@
 
 Names, all directories directly in the root:
 
-    <step>                  a committed step, if it holds a valid commit record of that step
+    <step>                  a committed step, if it holds a valid commit record of that step; the record tells whether
+                            its files lie beside it, or in a directory of their attempt's there
     <step>.tmp-<attempt>    a save under way, or what one left behind
     <step>.old-<attempt>    a step that the attempt was replacing: it is the step while there is no other
     .trash-<attempt>        hidden, being deleted (`-<n>` is added should the name be taken)
-    .safepoint/             owner, pins
+    .safepoint/             owner, pins, what is unsettled (`unsettled`)
+
+In the place of the record may be a tombstone: then there is no step, whatever else lies there (`marker_commit`).
 
 `<step>.damaged-<attempt>` is what was found unreadable under the name of a step that was saved again: kept for people
 to look at, and foreign from then on.
@@ -20,18 +23,21 @@ from __future__ import annotations
 import errno
 import re
 import threading
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from safepoint.formats.commit_record import COMMIT_MAX_BYTES, CommitRecord
+from safepoint.formats.commit_record import COMMIT_MAX_BYTES
 from safepoint.formats.layout import COMMIT_NAME
+from safepoint.formats.tombstone import Tombstone, parse_slot
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StorageError
 from safepoint.manager.policies import StepInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from safepoint.formats.commit_record import CommitRecord
     from safepoint.formats.storage import Storage
     from safepoint.formats.storage.base import Entry
 
@@ -49,6 +55,8 @@ __all__ = [
 ]
 
 MAX_STEP = 2**63 - 1
+
+_NUM_READERS = 16
 
 _ATTEMPT = r"[0-9a-f]{16,32}"
 _STEP = r"0|[1-9][0-9]{0,18}"
@@ -104,11 +112,16 @@ class CommittedStep:
 
     Attributes:
         record: its commit record.
-        prefix: its directory, relative to the root.
+        prefix: the directory of its record, relative to the root.
     """
 
     record: CommitRecord
     prefix: str
+
+    @property
+    def files_prefix(self) -> str:
+        """The directory of its manifest and data files, relative to the root."""
+        return f"{self.prefix}/{self.record.files}" if self.record.files else self.prefix
 
     @property
     def info(self) -> StepInfo:
@@ -141,12 +154,14 @@ class Listing:
         problems: directories that should be steps and are not.
         superseded: valid `.old-` directories whose step is there again.
         occupied: names of the shape `<step>` in the root, whatever they are.
+        tombstones: by directory, in the place of a record.
     """
 
     steps: tuple[CommittedStep, ...]
     problems: tuple[StepProblem, ...]
     superseded: tuple[CommittedStep, ...]
     occupied: frozenset[str]
+    tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
 
     @property
     def next_sequence(self) -> int:
@@ -162,15 +177,16 @@ class RecordCache:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[tuple[int, ...], CommittedStep]] = {}
 
-    def get(self, storage: Storage, entry: Entry, step: int) -> CommittedStep | StepProblem | None:
+    def get(self, storage: Storage, entry: Entry, step: int) -> CommittedStep | StepProblem | Tombstone | None:
         """Return what the directory is, reading its record only if that is not known."""
         with self._lock:
             known = self._known.get(entry.name)
         if known is not None and entry.identity and known[0] == entry.identity:
             return known[1]
         found = _read_step(storage, entry.name, step)
-        # Only what is whole stays as it is: somebody may just be copying a step into the root.
-        if isinstance(found, CommittedStep):
+        # Only what is whole stays as it is: somebody may just be copying a step into the root. And a record that is
+        # replaced in its place may leave its directory the same times.
+        if isinstance(found, CommittedStep) and not found.record.files:
             with self._lock:
                 self._known[entry.name] = (entry.identity, found)
         return found
@@ -195,20 +211,18 @@ def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | N
     steps: dict[int, CommittedStep] = {}
     old: dict[int, list[CommittedStep]] = {}
     problems: list[StepProblem] = []
-    occupied: set[str] = set()
     entries = storage.list("")
     cache.keep_only(entry.name for entry in entries)
-    for entry in entries:
-        name = parse_name(entry.name)
-        if name is None or name.step is None or name.kind == "tmp":
-            continue
-        if name.kind == "step":
-            occupied.add(entry.name)
-        if not entry.is_dir:
-            continue
-        found = _check_process(cache.get(storage, entry, name.step), storage, process_index)
+    tombstones: dict[str, Tombstone] = {}
+    named = [(entry, name) for entry in entries if (name := parse_name(entry.name)) is not None and _is_step(name)]
+    occupied = frozenset(entry.name for entry, name in named if name.kind == "step")
+    named = [(entry, name) for entry, name in named if entry.is_dir]
+    for (entry, name), read in zip(named, _read_all(storage, cache, named), strict=True):
+        found = _check_process(read, storage, process_index)
         if isinstance(found, StepProblem):
             problems.append(found)
+        elif isinstance(found, Tombstone):
+            tombstones[entry.name] = found
         elif found is not None and name.kind == "step":
             steps[found.record.step] = found
         elif found is not None:
@@ -218,13 +232,32 @@ def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | N
         steps=tuple(sorted(steps.values(), key=_order)),
         problems=tuple(sorted(problems, key=lambda problem: (problem.step, problem.prefix))),
         superseded=tuple(superseded),
-        occupied=frozenset(occupied),
+        occupied=occupied,
+        tombstones=tombstones,
     )
 
 
-def _check_process(
-    found: CommittedStep | StepProblem | None, storage: Storage, process_index: int | None
-) -> CommittedStep | StepProblem | None:
+def _is_step(name: OwnName) -> bool:
+    return name.kind in ("step", "old")
+
+
+_Read = CommittedStep | StepProblem | Tombstone | None
+
+
+def _read_all(storage: Storage, cache: RecordCache, named: Sequence[tuple[Entry, OwnName]]) -> list[_Read]:
+    """Read what the cache does not have; several at once where each is a request to a server."""
+
+    def read(found: tuple[Entry, OwnName]) -> _Read:
+        entry, name = found
+        return cache.get(storage, entry, name.step or 0)
+
+    if storage.renames or len(named) <= 1:
+        return [read(found) for found in named]
+    with ThreadPoolExecutor(min(_NUM_READERS, len(named)), "safepoint-listing") as pool:
+        return list(pool.map(read, named))
+
+
+def _check_process(found: _Read, storage: Storage, process_index: int | None) -> _Read:
     if not isinstance(found, CommittedStep) or process_index is None:
         return found
     record = found.record
@@ -256,17 +289,19 @@ def _order(step: CommittedStep) -> tuple[int, str]:
     return step.record.sequence, step.record.attempt
 
 
-def _read_step(storage: Storage, prefix: str, step: int) -> CommittedStep | StepProblem | None:
+def _read_step(storage: Storage, prefix: str, step: int) -> _Read:
     path = f"{prefix}/{COMMIT_NAME}"
     full_path = storage.describe(path)
     try:
-        record = CommitRecord.from_bytes(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=full_path)
+        record = parse_slot(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=full_path)
     except StorageError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None  # vanished since, or no step of ours
         return StepProblem(step, prefix, error.with_context(step=step))
     except CheckpointError as error:
         return StepProblem(step, prefix, error.with_context(step=step))
+    if isinstance(record, Tombstone):
+        return record
     if record.step != step:
         mismatch = CorruptDataError(
             f"the directory is named {step}, but its commit record is that of step {record.step}",

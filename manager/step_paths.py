@@ -52,8 +52,8 @@ class OpenStep:
 
     @property
     def prefix(self) -> str:
-        """Its directory, relative to the root."""
-        return self.committed.prefix
+        """The directory of its files, relative to the root."""
+        return self.committed.files_prefix
 
 
 def parse_step_path(path: str | os.PathLike[str]) -> StepPath:

@@ -13,6 +13,7 @@ from safepoint.formats.checksum import digest
 from safepoint.formats.commit_record import COMMIT_MAX_BYTES, CommitRecord
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.manifest import Manifest
+from safepoint.formats.tombstone import parse_slot
 from safepoint.manager import pins
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
 from safepoint.manager.step_listing import CommittedStep, Listing, RecordCache, StepProblem, read_listing
@@ -69,7 +70,7 @@ class StepReader:
             CorruptDataError: the manifest is missing, or not the one that was committed.
         """
         record = step.record
-        path = f"{step.prefix}/{MANIFEST_NAME}"
+        path = f"{step.files_prefix}/{MANIFEST_NAME}"
         full_path = self._storage.describe(path)
         try:
             data = self._storage.get(path, max_bytes=record.manifest_bytes)
@@ -98,7 +99,7 @@ class StepReader:
         """
         data = self.manifest_bytes(step)
         record = step.record
-        full_path = self._storage.describe(f"{step.prefix}/{MANIFEST_NAME}")
+        full_path = self._storage.describe(f"{step.files_prefix}/{MANIFEST_NAME}")
         try:
             manifest = Manifest.from_bytes(data, path=full_path)
             check_structure(manifest, path=full_path)
@@ -121,7 +122,7 @@ class StepReader:
         """
         faults: list[tuple[str, str]] = []
         for file in manifest.files:
-            path = f"{step.prefix}/{file.path}"
+            path = f"{step.files_prefix}/{file.path}"
             try:
                 size = self._storage.size(path)
             except CorruptDataError as error:
@@ -156,10 +157,11 @@ def attempt_at(storage: Storage, prefix: str) -> str | None:
     """Return the attempt whose valid record is in this directory now, None when there is none."""
     path = f"{prefix}/{COMMIT_NAME}"
     try:
-        return CommitRecord.from_bytes(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=path).attempt
+        found = parse_slot(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=path)
     except StorageError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         raise
     except CheckpointError:
         return None
+    return found.attempt if isinstance(found, CommitRecord) else None

@@ -11,6 +11,7 @@ from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.reading import verify_file
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError
 from safepoint.manager.progress import QUIET
+from safepoint.manager.step_listing import is_attempt
 from safepoint.manager.step_reading import StepReader, attempt_at
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _verify(storage: Storage, step: CommittedStep, progress: Progress) -> Iterat
         return
     for file in manifest.files:
         try:
-            verify_file(storage, step.prefix, file, progress=progress.advance)
+            verify_file(storage, step.files_prefix, file, progress=progress.advance)
         except CheckpointError as error:
             yield error
     yield from _strangers(storage, step, manifest)
@@ -86,17 +87,23 @@ def _strangers(storage: Storage, step: CommittedStep, manifest: Manifest) -> Ite
     while pending:
         below, depth = pending.pop()
         try:
-            entries = storage.list(f"{step.prefix}/{below}".rstrip("/"))
+            entries = storage.list(f"{step.files_prefix}/{below}".rstrip("/"))
         except CheckpointError as error:
             yield error
             continue
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{below}{entry.name}"
+            if entry.is_dir and depth == 0 and is_attempt(entry.name) and not _is_listed(entry.name, known):
+                continue  # of an attempt to replace the step, where attempts lie beside each other
             if entry.is_dir and depth < _MAX_DEPTH:
                 pending.append((f"{path}/", depth + 1))
             elif path not in known:
                 yield CorruptDataError(
                     "the manifest does not name this file: it was put here after the commit",
-                    path=storage.describe(f"{step.prefix}/{path}"),
+                    path=storage.describe(f"{step.files_prefix}/{path}"),
                     hint="A restore ignores it. Remove it once you know where it is from.",
                 )
+
+
+def _is_listed(directory: str, known: set[str]) -> bool:
+    return any(path.startswith(f"{directory}/") for path in known)

@@ -183,6 +183,9 @@ class Storage(ABC):
     num_streams: int = 2
     """Files, or ranges of them, that are worth moving at once, each by a thread of its own."""
 
+    part_bytes: int | None = None
+    """How large, in bytes, data files should be at most: a writer holds as much in memory. None for no limit."""
+
     def describe(self, path: str) -> str:
         """Return `path` in full, for messages and the `path` of errors."""
         return f"{self.location}/{path}" if path else self.location

@@ -47,13 +47,15 @@ class MemoryObjects(Storage):
 
     renames = False
 
-    def __init__(self, location: str = "memory:") -> None:
+    def __init__(self, location: str = "memory:", *, part_bytes: int = 64 << 20) -> None:
         """Start empty.
 
         Args:
             location: for messages.
+            part_bytes: how large data files should be at most.
         """
         self.location = location
+        self.part_bytes = part_bytes
         self._objects: dict[str, _Object] = {}
         self._lock = threading.RLock()
 

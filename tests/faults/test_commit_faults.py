@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from safepoint.formats.storage import LocalStorage, MemoryStorage, Storage
+from safepoint.formats.storage import LocalStorage, MemoryObjects, MemoryStorage, Storage
 from safepoint.manager.commit import Committer
 from safepoint.manager.errors import AttemptLostError, CheckpointError, Outcome, StorageError
+from safepoint.manager.unsettled import read_marks
 
 from support.faulty_storage import Fail, FaultyStorage, Kill, Stall
 from support.steps import DATA, attempt_id, content_of, prepare_step, record_for, save_step
@@ -51,6 +52,12 @@ def interrupt_earlier_owners(storage: Storage) -> None:
     prepare_step(committer, storage, 30, NEW)
     manifest = prepare_step(committer, storage, 40, LATER)
     committer.write_manifest(40, LATER, manifest)
+    if not storage.renames:
+        prepare_step(committer, storage, 20, OLD)  # to replace it
+        save_step(committer, storage, 10, OLD)  # replaced, the files of the old one still there
+        save_step(committer, storage, 50, NEW)
+        committer.hide(committer.list_steps()[-1])
+        return
     storage.rename_dir("20", f"20.old-{OLD}")  # being replaced, the new one not in
     save_step(committer, storage, 10, OLD)  # replaced, the old one not hidden
     (hidden,) = [entry.name for entry in storage.list("") if entry.name.startswith(".trash")]
@@ -110,7 +117,7 @@ def look(storage: Storage) -> dict[int, str]:
     for step in committer.list_steps():
         committer.check_files(step, committer.load_manifest(step))
         attempt = step.record.attempt
-        assert storage.get(f"{step.prefix}/{DATA}", max_bytes=1 << 20) == content_of(attempt)
+        assert storage.get(f"{step.files_prefix}/{DATA}", max_bytes=1 << 20) == content_of(attempt)
         found[step.record.step] = attempt
     assert committer.problems() == []
     return found
@@ -122,10 +129,18 @@ def check_aftermath(storage: Storage, case: Case) -> dict[int, str]:
     assert listed in (case.before, case.after)
     recover(storage)
     assert look(storage) == listed
-    assert sorted(entry.name for entry in storage.list("")) == sorted(map(str, listed))
+    check_nothing_else(storage, listed)
     save_step(Committer(storage), storage, 50, LATER)
     assert Committer(storage).list_steps()[-1].record.attempt == LATER
     return listed
+
+
+def check_nothing_else(storage: Storage, listed: dict[int, str]) -> None:
+    """Check that the root holds these steps, and nothing of any other attempt."""
+    assert {entry.name for entry in storage.list("")} - {".safepoint"} == set(map(str, listed))
+    assert read_marks(storage) == []
+    for step, attempt in listed.items():
+        assert {entry.name for entry in storage.list(str(step)) if entry.is_dir} in ({"model"}, {attempt})
 
 
 def attempt_operation(case: Case, storage: Storage) -> CheckpointError | None:
@@ -136,16 +151,21 @@ def attempt_operation(case: Case, storage: Storage) -> CheckpointError | None:
     return None
 
 
-@pytest.fixture(params=["memory", "local"])
+class Mount(LocalStorage):
+    """A file system whose rename is none in one step."""
+
+    renames = False
+
+
+@pytest.fixture(params=["memory", "local", "objects"])
 def make_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Storage]:
     roots = iter(range(10_000))
-    if request.param == "memory":
-        return MemoryStorage
+    if request.param in ("memory", "objects"):
+        return MemoryStorage if request.param == "memory" else MemoryObjects
     return lambda: LocalStorage(tmp_path / f"root{next(roots)}")
 
 
-def count_calls(case: Case) -> int:
-    storage = MemoryStorage()
+def count_calls(case: Case, storage: Storage) -> int:
     case.prepare(storage)
     counter = FaultyStorage(storage)
     case.operate(counter)
@@ -160,7 +180,7 @@ def test_a_failure_at_any_call_leaves_whole_steps_and_says_what_became_of_the_sa
 ) -> None:
     case = CASES[name]
     what, times = FAULTS[fault]
-    for k in range(1, count_calls(case) + 1):
+    for k in range(1, count_calls(case, make_storage()) + 1):
         storage = make_storage()
         case.prepare(storage)
         faulty = FaultyStorage(storage, at=k, times=times, fault=what)
@@ -175,12 +195,15 @@ def test_a_failure_at_any_call_leaves_whole_steps_and_says_what_became_of_the_sa
         check_aftermath(storage, case)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_process_killed_at_any_call_leaves_whole_steps(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, LocalStorage) for name in CASES), ("save", Mount), ("replace", Mount), ("delete", Mount)],
+)
+def test_a_process_killed_at_any_call_leaves_whole_steps(name: str, kind: type[LocalStorage], tmp_path: Path) -> None:
     case = CASES[name]
     seen = set()
-    for k in range(1, count_calls(case) + 1):
-        storage = LocalStorage(tmp_path / f"{name}{k}")
+    for k in range(1, count_calls(case, kind(tmp_path / "counted")) + 1):
+        storage = kind(tmp_path / f"{name}{k}")
         case.prepare(storage)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child only makes system calls, then dies
@@ -228,6 +251,39 @@ def test_the_outcome_is_known_at_each_failure(only: str, at: int, fault: Fail, o
     assert (30 in look(storage)) == (outcome != "not_committed")
 
 
+@pytest.mark.parametrize("replacing", [False, True])
+@pytest.mark.parametrize("fault", [Fail(), Fail(done=True)])
+def test_on_an_object_store_a_put_whose_answer_is_lost_is_settled_at_once(fault: Fail, *, replacing: bool) -> None:
+    storage = MemoryObjects()
+    begin_with(storage)
+    step = 20 if replacing else 30
+    faulty = FaultyStorage(storage, at=1, fault=fault, only={"put_if_unchanged"})
+    committer = Committer(faulty)
+    try:
+        save_step(committer, faulty, step, NEW)
+    except StorageError as error:
+        assert error.outcome == "not_committed"  # noqa: PT017
+        assert not fault.done
+        assert not committer.abandon(step, NEW)
+    assert faulty.fired
+    assert look(storage).get(step) == (NEW if fault.done else B if replacing else None)
+
+
+def test_on_an_object_store_that_is_gone_after_the_put_the_outcome_is_unknown() -> None:
+    storage = MemoryObjects()
+    faulty = FaultyStorage(
+        storage, at=1, times=None, fault=Fail(done=True), only={"put_if_unchanged", "read_versioned"}
+    )
+    faulty._at = None
+    committer = Committer(faulty)
+    record = record_for(30, NEW, 1, *committer.write_manifest(30, NEW, prepare_step(committer, faulty, 30, NEW)))
+    faulty._at = faulty.num_calls + 2  # after the look at the slot
+    with pytest.raises(StorageError) as caught:
+        committer.publish(record)
+    assert caught.value.outcome == "unknown"
+    assert look(storage) == {30: NEW}
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_the_outcome_is_unknown_when_the_rename_fails_and_nobody_can_look(*, done: bool) -> None:
     storage = MemoryStorage()
@@ -246,8 +302,9 @@ def test_the_outcome_is_unknown_when_the_rename_fails_and_nobody_can_look(*, don
     assert (30 in look(storage)) == done
 
 
-def test_of_abandoning_and_publishing_at_once_exactly_one_happens(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
+@pytest.mark.parametrize("kind", ["local", "objects"])
+def test_of_abandoning_and_publishing_at_once_exactly_one_happens(kind: str, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path) if kind == "local" else MemoryObjects()
     published = 0
     for number in range(100):
         committer = Committer(storage)
@@ -274,15 +331,18 @@ def test_of_abandoning_and_publishing_at_once_exactly_one_happens(tmp_path: Path
         assert abandoned == [not won]
         published += won
     assert len(look(storage)) == published
-    assert len(list(tmp_path.iterdir())) == published
+    check_nothing_else(storage, look(storage))
 
 
+@pytest.mark.parametrize("kind", [MemoryStorage, MemoryObjects])
 @pytest.mark.parametrize("name", ["save", "replace"])
-def test_a_primary_that_stalls_at_any_call_and_is_taken_over_harms_nobody(name: str) -> None:
+def test_a_primary_that_stalls_at_any_call_and_is_taken_over_harms_nobody(
+    name: str, kind: type[MemoryStorage | MemoryObjects]
+) -> None:
     case = CASES[name]
     step = 30 if name == "save" else 20
-    for k in range(1, count_calls(case) + 1):
-        storage = MemoryStorage()
+    for k in range(1, count_calls(case, kind()) + 1):
+        storage = kind()
         case.prepare(storage)
         stall = Stall()
         faulty = FaultyStorage(storage, at=k, fault=stall)

@@ -99,6 +99,7 @@ class FaultyStorage(Storage):
         self.inner = inner
         self.location = inner.location
         self.renames = inner.renames
+        self.part_bytes = inner.part_bytes
         self.log: list[Call] = []
         self.num_calls = 0
         self.fired = 0

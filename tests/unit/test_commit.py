@@ -316,7 +316,7 @@ def test_a_damaged_step_is_set_aside_and_kept_when_it_is_saved_again(root: Root)
 def test_a_step_of_a_newer_release_is_not_set_aside(root: Root) -> None:
     record = commit_step(root.committer, root.storage, 4, A).record
     path = root.path / "4" / "commit.json"
-    path.write_bytes(record.to_bytes().replace(b'"version":1', b'"version":2'))
+    path.write_bytes(record.to_bytes().replace(b'"version":1', b'"version":3'))
     fresh = Committer(root.storage)
     assert isinstance(fresh.problems()[0].error, UnsupportedVersionError)
     with pytest.raises(StepExistsError, match="newer"):

@@ -555,7 +555,7 @@ def test_fields_of_a_later_record_are_let_be_and_digested() -> None:
 
 def test_a_newer_record_is_refused_as_such() -> None:
     with pytest.raises(UnsupportedVersionError) as caught:
-        CommitRecord.from_bytes(record_with(version=2, mode="woven"), path="1/commit.json")
+        CommitRecord.from_bytes(record_with(version=3, mode="woven"), path="1/commit.json")
     assert caught.value.path == "1/commit.json"
 
 
