@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safepoint.formats.checksum import digest, is_digest
 from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.fields import INT64_MAX, Fields, canonical_json, known_json, parse_json
-from safepoint.formats.layout import LAYOUT_VERSION, MODES, SCOPES, Mode, Scope, check_header
+from safepoint.formats.layout import LAYOUT_VERSION, MARKER_VERSION, MODES, SCOPES, Mode, Scope, check_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,7 +134,7 @@ class CommitRecord:
         """
         value = parse_json(data, what="the commit record", path=path)
         fields = Fields(value, what="the commit record", path=path)
-        check_header(fields, kind=COMMIT_KIND)
+        check_header(fields, kind=COMMIT_KIND, newest=MARKER_VERSION)
         check_own_digest(value, fields)
         process_count = fields.integer("process_count", minimum=1)
         scope = fields.choice("scope", SCOPES)

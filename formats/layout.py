@@ -42,7 +42,7 @@ MODES: tuple[Mode, ...] = ("consolidated", "sharded")
 SCOPES: tuple[Scope, ...] = ("shared", "per_process")
 
 
-def check_header(fields: Fields, *, kind: str) -> None:
+def check_header(fields: Fields, *, kind: str, newest: int = LAYOUT_VERSION) -> None:
     """Check `kind` and `version`, before anything else of a file is interpreted.
 
     Raises:
@@ -52,9 +52,9 @@ def check_header(fields: Fields, *, kind: str) -> None:
     if fields.text("kind") != kind:
         raise fields.error(f"is of kind {reprlib.repr(fields.text('kind'))}, not {kind!r}")
     version = fields.integer("version", minimum=1)
-    if version > MARKER_VERSION:
+    if version > newest:
         raise UnsupportedVersionError(
-            f"{fields.what} has layout version {version}; this release reads up to {MARKER_VERSION}",
+            f"{fields.what} has layout version {version}; this release reads up to {newest}",
             path=fields.path,
             hint="Install a newer safepoint to read this step; an older step may still be readable.",
         )

@@ -22,8 +22,8 @@ from safepoint.manager.errors import (
     StepExistsError,
     StorageError,
 )
-from safepoint.manager.progress import QUIET
 from safepoint.manager.marker_commit import MarkerCommit
+from safepoint.manager.progress import QUIET
 from safepoint.manager.rename_commit import RenameCommit
 from safepoint.manager.step_listing import CommittedStep, StepProblem, is_attempt
 from safepoint.manager.step_reading import StepReader
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from safepoint.formats.layout import Scope
     from safepoint.formats.manifest import Manifest
     from safepoint.formats.storage import Storage
-    from safepoint.manager.progress import Progress
     from safepoint.manager.commit_protocol import CommitProtocol
+    from safepoint.manager.progress import Progress
 
 __all__ = ["CommitKind", "CommittedStep", "Committer", "StepProblem"]
 
