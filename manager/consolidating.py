@@ -138,6 +138,7 @@ def _commit(step: OpenStep, owned: OwnedRoot, manifest: Manifest) -> CommitRecor
         timings={},
         extra={**old.extra, "consolidated_from": old.attempt},
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        linked_bytes=manifest.linked_bytes,
     )
     committer.publish(record)
     return record

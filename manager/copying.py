@@ -9,6 +9,7 @@ they come after what is there, in their own order.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,11 @@ from safepoint.formats.reading import read_blocks, verify_file
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
 from safepoint.manager.owning import check_absent, owned_root
 from safepoint.manager.progress import QUIET
-from safepoint.manager.step_reading import StepReader, attempt_at
+from safepoint.manager.step_reading import StepReader, attempt_at, step_at
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from safepoint.formats.entries import FileEntry
     from safepoint.formats.storage import Storage
@@ -89,6 +90,14 @@ def copy_steps(
         return copier.run(chosen, errors, {known.record.attempt for known in listing.steps})
 
 
+FileKey = tuple[str, tuple[str, ...], int]
+
+
+def _key(file: FileEntry) -> FileKey:
+    """Return what is the same for all names of one file: who wrote it, and what."""
+    return file.attempt, file.digests, file.num_bytes
+
+
 class _Copier:
     def __init__(self, reader: StepReader, source: Storage, owned: OwnedRoot, progress: Progress) -> None:
         self._reader = reader
@@ -96,14 +105,18 @@ class _Copier:
         self._owned = owned
         self._progress = progress
         self._num_bytes = 0
+        self._there: dict[FileKey, tuple[str, str]] = {}
+        """Files in the other root that are known to be sound: where each lies."""
 
     def run(self, chosen: Sequence[CommittedStep], errors: list[CheckpointError], known: set[str]) -> CopyResult:
-        there = {other.record.attempt for other in self._owned.committer().list_steps()}
+        others = self._owned.committer().list_steps()
+        there = {other.record.attempt for other in others}
         present = [step.record.step for step in chosen if step.record.attempt in there]
         missing = [step for step in chosen if step.record.attempt not in there]
         for step in missing:
             check_absent(self._owned.committer(), step.record)
         self._check_space(missing)
+        self._find_present(missing, [other for other in others if other.record.attempt in known])
         self._progress.begin("copy", 2 * sum(step.record.num_bytes for step in missing))
         copied: list[int] = []
         resumed: list[int] = []
@@ -141,7 +154,7 @@ class _Copier:
         committer = self._owned.committer()
         prefixes = (committer.prefix_of(step.record.step, step.record.attempt) for step in steps)
         begun = sum(size for prefix in prefixes for size in _sizes_below(storage, prefix))
-        needed = sum(step.record.num_bytes + step.record.manifest_bytes for step in steps) - begun
+        needed = sum(step.record.num_bytes + step.record.manifest_bytes for step in steps) - begun - self._shared(steps)
         if free is not None and needed > free:
             raise StorageError(
                 f"the steps need {needed:,} bytes and {free:,} are free",
@@ -149,6 +162,28 @@ class _Copier:
                 outcome="not_committed",
                 hint="Free some space, or copy single steps. Nothing was copied.",
             )
+
+    def _shared(self, steps: Sequence[CommittedStep]) -> int:
+        """Return how many bytes of these steps are files that one before it has, too."""
+        keys = [(_key(file), file.num_bytes) for file in self._files(self._reader, steps)]
+        return sum(size for _, size in keys) - sum(dict(keys).values())
+
+    def _find_present(self, steps: Sequence[CommittedStep], present: Sequence[CommittedStep]) -> None:
+        """Note where files that these steps have lie in the other root already, and are sound."""
+        wanted = {_key(file) for file in self._files(self._reader, steps)}
+        reader = StepReader(self._owned.storage)
+        for step in present if wanted else ():
+            for file in self._files(reader, [step], always=True):
+                key = _key(file)
+                if key in wanted and key not in self._there and self._is_there(file, step.files_prefix):
+                    self._there[key] = step.files_prefix, file.path
+
+    @staticmethod
+    def _files(reader: StepReader, steps: Sequence[CommittedStep], *, always: bool = False) -> Iterator[FileEntry]:
+        """Yield the files of all steps, if any of them has files of others."""
+        for step in steps if always or any(step.record.linked_bytes for step in steps) else ():
+            with suppress(CorruptDataError, StepNotFoundError):  # told when it is to be copied
+                yield from reader.load_manifest(step).files
 
     def _copy(self, step: CommittedStep, *, keep_sequence: bool) -> bool:
         """Copy one step; say whether an earlier copy had begun it."""
@@ -170,6 +205,10 @@ class _Copier:
         self._owned.owner.verify()
         sequence = record.sequence if keep_sequence else committer.next_sequence()
         committer.publish(replace(record, sequence=sequence))
+        done = step_at(self._owned.storage, str(record.step))
+        if done is not None:
+            for file in manifest.files:
+                self._there.setdefault(_key(file), (done.files_prefix, file.path))
         return begun
 
     def _begin(self, committer: Committer, step: CommittedStep) -> tuple[str, bool]:
@@ -187,6 +226,9 @@ class _Copier:
             self._progress.advance(2 * file.num_bytes)
             return
         target.delete_tree(path)
+        if self._link(file, path):
+            self._progress.advance(2 * file.num_bytes)
+            return
         with target.open_writer(path, num_bytes=file.num_bytes, block_bytes=file.block_bytes) as writer:
             for block in read_blocks(self._source, step.files_prefix, file):
                 writer.append(block)
@@ -194,6 +236,14 @@ class _Copier:
             writer.finish()
         self._num_bytes += file.num_bytes
         verify_file(target, prefix, file, progress=self._progress.advance)
+
+    def _link(self, file: FileEntry, path: str) -> bool:
+        """Give a file that a step before has, too, a second name."""
+        prefix, name = self._there.get(_key(file), ("", ""))
+        try:
+            return bool(prefix) and self._owned.storage.link_file(f"{prefix}/{name}", path)
+        except CorruptDataError:  # something else is there by now
+            return False
 
     def _is_there(self, file: FileEntry, prefix: str) -> bool:
         """Say whether an earlier copy wrote this file, all of it."""

@@ -23,7 +23,7 @@ from safepoint.manager.errors import CheckpointError, CorruptDataError
 from safepoint.manager.piece_digests import ImageSource, digest_pieces
 from safepoint.manager.rechecking import Recheck
 from safepoint.manager.sources import GatherSource
-from safepoint.manager.step_reading import attempt_at
+from safepoint.manager.step_reading import step_at
 from safepoint.manager.unchanged import MAX_LINKS, LinkBase, Takeover, Wanted, linked_path, take_over
 from safepoint.manager.writing import PlannedFile, WriteReport, plan_pieces, write_files
 
@@ -48,6 +48,21 @@ GONE = "the step to link from is gone"
 NOTHING_SHARED = f"no file of the step before is unchanged by half, sound, and linked on less than {MAX_LINKS} times"
 NOTHING_WANTED = "this process writes nothing"
 REFUSED = "this storage refuses hard links"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Files of a step that can be linked.
+
+    Attributes:
+        base: the step.
+        prefix: where its files lie, relative to the root.
+        takeovers: the files, and what of them is wanted.
+    """
+
+    base: LinkBase
+    prefix: str
+    takeovers: tuple[Takeover, ...]
 
 
 class LinkMemory:
@@ -81,11 +96,11 @@ class LinkMemory:
             return
         self._go_on_from(base)
         if self._recheck is not None and not self.is_refused:
-            self._recheck.start(base.prefix, base.linkable)
+            self._recheck.start(lambda: self._find_prefix(base), base.linkable)
 
-    def restart(self, manifest: Manifest, prefix: str) -> None:
+    def restart(self, manifest: Manifest) -> None:
         """Go on from a step that was restored. Reads nothing: the next save does, what it links."""
-        self._go_on_from(LinkBase.of_manifest(manifest, prefix))
+        self._go_on_from(LinkBase.of_manifest(manifest))
 
     def settle(self, timeout_secs: float) -> bool:
         """Wait until what was committed is read again; say whether it is."""
@@ -96,8 +111,8 @@ class LinkMemory:
         if self._recheck is not None:
             self._recheck.stop()
 
-    def find(self, wanted: Sequence[Wanted]) -> tuple[LinkBase, list[Takeover]] | None:
-        """Return sound files to link, and of which step; None where there are none, for `reason`."""
+    def find(self, wanted: Sequence[Wanted]) -> Found | None:
+        """Return sound files to link; None where there are none, for `reason`."""
         if self._base is None or self._recheck is None:
             self.reason = NO_BASE
             return None
@@ -109,7 +124,7 @@ class LinkMemory:
         sound = frozenset(self._recheck.sound(prefix, [takeover.file for takeover in chosen]))
         self.reason = "" if sound else NOTHING_SHARED if wanted else NOTHING_WANTED
         kept = [takeover for takeover in chosen if takeover.file in sound]
-        return (replace(self._base, prefix=prefix), kept) if kept else None
+        return Found(base=self._base, prefix=prefix, takeovers=tuple(kept)) if kept else None
 
     def refuse(self) -> None:
         """Stop trying."""
@@ -125,15 +140,16 @@ class LinkMemory:
         self._recheck = Recheck(self._storage, base.files)
 
     def _find_prefix(self, base: LinkBase) -> str | None:
-        """Return where the step lies now: replacing it moves it aside."""
+        """Return where the files of the step lie now: replacing it moves it aside."""
         try:
-            if attempt_at(self._storage, base.prefix) == base.attempt:
-                return base.prefix
-            steps = self._reader.list_steps()
+            step = step_at(self._storage, str(base.step))
+            if step is None or step.record.attempt != base.attempt:
+                steps = self._reader.list_steps()
+                step = next((step for step in steps if step.record.attempt == base.attempt), None)
         except CheckpointError as error:
             logger.warning("cannot look for the step to link from: %s", error)
             return None
-        return next((step.prefix for step in steps if step.record.attempt == base.attempt), None)
+        return None if step is None else step.files_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +196,7 @@ class LinkedWrite:
         if linked is None:
             writes = list(files)
         else:
-            held = {index: entry.num_bytes for takeover in linked[1] for index, entry in takeover.held}
+            held = {index: entry.num_bytes for takeover in linked.takeovers for index, entry in takeover.held}
             self.progress(sum(held.values()))
             rest = [piece for index, piece in enumerate(pieces) if index not in held]
             writes = plan_pieces(rest, self.specs, file_format=self.file_format, job=self.job)
@@ -197,24 +213,23 @@ class LinkedWrite:
         )
         report = _with_digests(report, {(one.path, one.region): one.digest for one in wanted})
         if linked is not None:
-            report = _joined(report, self._entries(*linked), wanted)
+            report = _joined(report, self._entries(linked), wanted)
         dtypes = {piece.path: piece.dtype for piece in pieces}
         held_now = ((path, dtypes[path], entry) for path, entry in report.shards)
-        self.memory.offer(LinkBase.of(self.step, self.attempt, str(self.step), report.files, held_now))
+        self.memory.offer(LinkBase.of(self.step, self.attempt, report.files, held_now))
         return report
 
-    def _link(self, wanted: Sequence[Wanted]) -> tuple[LinkBase, list[Takeover]] | None:
+    def _link(self, wanted: Sequence[Wanted]) -> Found | None:
         found = self.memory.find(wanted)
         if found is None:
             return None
-        base, chosen = found
-        done = [takeover for takeover in chosen if self._link_one(base, base.files[takeover.file])]
-        return (base, done) if done else None
+        done = [takeover for takeover in found.takeovers if self._link_one(found, found.base.files[takeover.file])]
+        return replace(found, takeovers=tuple(done)) if done else None
 
-    def _link_one(self, base: LinkBase, file: FileEntry) -> bool:
+    def _link_one(self, found: Found, file: FileEntry) -> bool:
         if self.memory.is_refused:
             return False
-        source, target = f"{base.prefix}/{file.path}", f"{self.prefix}/{linked_path(file)}"
+        source, target = f"{found.prefix}/{file.path}", f"{self.prefix}/{linked_path(file)}"
         try:
             if self.storage.link_file(source, target):
                 return True
@@ -224,12 +239,12 @@ class LinkedWrite:
             logger.warning("a file is not linked on, what is wanted of it is written anew: %s", error)
         return False
 
-    def _entries(self, base: LinkBase, done: Sequence[Takeover]) -> list[tuple[FileEntry, Takeover]]:
+    def _entries(self, linked: Found) -> list[tuple[FileEntry, Takeover]]:
         entries = []
-        for takeover in done:
-            file = base.files[takeover.file]
-            linked = replace(file, path=linked_path(file), process_index=self.job.process_index, links=file.links + 1)
-            entries.append((linked, takeover))
+        for takeover in linked.takeovers:
+            file = linked.base.files[takeover.file]
+            path, process_index = linked_path(file), self.job.process_index
+            entries.append((replace(file, path=path, process_index=process_index, links=file.links + 1), takeover))
         return entries
 
 

@@ -47,9 +47,11 @@ class Recheck:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, prefix: str, wanted: Sequence[int]) -> None:
-        """Read these files, given as indices, on a thread of its own."""
-        self._thread = threading.Thread(target=self._run, args=(prefix, wanted), name="safepoint-recheck", daemon=True)
+    def start(self, find_prefix: Callable[[], str | None], wanted: Sequence[int]) -> None:
+        """Read these files, given as indices, on a thread of its own, which first asks where they lie."""
+        self._thread = threading.Thread(
+            target=self._run, args=(find_prefix, wanted), name="safepoint-recheck", daemon=True
+        )
         try:
             self._thread.start()
         except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
@@ -80,10 +82,11 @@ class Recheck:
                 self._found[index] = self._read(prefix, index)
         return [index for index in wanted if self._found[index] is None]
 
-    def _run(self, prefix: str, wanted: Sequence[int]) -> None:
-        for index in wanted:
+    def _run(self, find_prefix: Callable[[], str | None], wanted: Sequence[int]) -> None:
+        prefix = find_prefix()
+        for index in wanted if prefix is not None else ():
             try:
-                error = self._read(prefix, index, look=self._look)
+                error = self._read(str(prefix), index, look=self._look)
             except _StoppedError:
                 return
             if error is None or isinstance(error, CorruptDataError):

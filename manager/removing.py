@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from safepoint.manager import sweeping
+from safepoint.manager.disk_usage import bytes_freed
 from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.owner import current_holder
 from safepoint.manager.owning import owned_root
 from safepoint.manager.pins import pinned_steps
 from safepoint.manager.retention import unkept_steps
-from safepoint.manager.root_overview import num_bytes_below
 from safepoint.manager.step_listing import parse_name
 from safepoint.manager.step_paths import find_step
 from safepoint.manager.step_reading import StepReader
@@ -39,7 +39,7 @@ class Leftover:
         kind: "unfinished": a save that never committed. "replaced": a step that another attempt replaced. "deleted":
             hidden already. "unkept": a committed step that no policy keeps.
         step: its step, where the name tells.
-        num_bytes: what it takes on disk.
+        num_bytes: what deleting it frees, after those before it: files that a step shares with it stay.
     """
 
     name: str
@@ -82,9 +82,10 @@ def plan_sweep(storage: LocalStorage, keep: Policy | None = None) -> SweepPlan:
             kinds[entry.name] = "unfinished" if own.kind == "tmp" else "deleted"
     if keep is not None:
         kinds.update((step.prefix, "unkept") for step in unkept_steps(reader, keep))
+    freed = bytes_freed([storage.root / name for name in sorted(kinds)])
     leftovers = tuple(
-        Leftover(name=name, kind=kind, step=_step_of(name), num_bytes=num_bytes_below(storage.root / name))
-        for name, kind in sorted(kinds.items())
+        Leftover(name=name, kind=kinds[name], step=_step_of(name), num_bytes=num_bytes)
+        for name, num_bytes in zip(sorted(kinds), freed, strict=True)
     )
     holder = current_holder(storage.root)
     alive = holder is not None and (holder.process is None or holder.process.state() != "gone")

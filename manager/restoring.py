@@ -307,7 +307,7 @@ class RestoreOperation:
 
         run_together(session.coordinator, "restore-done", session.options.deadline_secs, apply)
         info = StepInfo(step=chosen.step, sequence=chosen.sequence, attempt=chosen.attempt)
-        session.remember_restore(info, prepared.required_manifest, prepared.prefix)
+        session.remember_restore(info, prepared.required_manifest)
         return RestoreResult(
             step=chosen.step,
             metrics=chosen.metrics,

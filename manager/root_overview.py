@@ -5,10 +5,11 @@ Reads directory entries, commit records and pins; changes nothing.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
+from safepoint.manager.disk_usage import bytes_of_each, num_bytes_below
 from safepoint.manager.pins import CONTROL_DIR, pinned_steps
 from safepoint.manager.step_listing import parse_name
 from safepoint.manager.step_reading import StepReader
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from safepoint.manager.policies import Policy
     from safepoint.manager.step_listing import CommittedStep, Listing, OwnName
 
-__all__ = ["Overview", "RootEntry", "num_bytes_below", "overview"]
+__all__ = ["Overview", "RootEntry", "overview"]
 
 EntryKind = Literal["committed", "problem", "no record", "unfinished", "replaced", "deleted", "not ours"]
 
@@ -44,6 +45,7 @@ class RootEntry:
             step that another attempt took the place of. "deleted": hidden, and being deleted. "not ours": not touched.
         step: the number in its name, if it is of ours.
         num_bytes: what it holds; of a step what its record says.
+        own_bytes: of these, what no entry before it has, too: all together they are what the root takes on disk.
         committed: the step, where it is one.
         kept: why it stays, as far as that is known here: latest, pinned, and what the policy says.
         left_by: the later commit of a lower step that left this one's branch, if there is one.
@@ -54,6 +56,7 @@ class RootEntry:
     kind: EntryKind
     step: int | None = None
     num_bytes: int = 0
+    own_bytes: int = 0
     committed: CommittedStep | None = None
     kept: tuple[str, ...] = ()
     left_by: int | None = None
@@ -78,6 +81,11 @@ class Overview:
     def steps(self) -> tuple[RootEntry, ...]:
         """The committed steps, in the order of their commits."""
         return tuple(entry for entry in self.entries if entry.committed is not None)
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether some of the steps have files of others."""
+        return any(entry.own_bytes != entry.num_bytes for entry in self.steps)
 
     @property
     def problems(self) -> tuple[RootEntry, ...]:
@@ -116,8 +124,24 @@ def overview(storage: LocalStorage, keep: Policy | None = None) -> Overview:
         )
     committed = {step.record.step for step in listing.steps}
     return Overview(
-        root=storage.location, entries=tuple(entries), pinned_absent=tuple(sorted(pinned.difference(committed)))
+        root=storage.location,
+        entries=tuple(_with_own_bytes(storage, entries)),
+        pinned_absent=tuple(sorted(pinned.difference(committed))),
     )
+
+
+def _with_own_bytes(storage: LocalStorage, entries: Sequence[RootEntry]) -> list[RootEntry]:
+    """Tell for each entry what of it is its own; the files are looked at only where some are shared."""
+    if not any(entry.committed is not None and entry.committed.record.linked_bytes for entry in entries):
+        return [replace(entry, own_bytes=entry.num_bytes) for entry in entries]
+    paths = [storage.root / entry.name for entry in entries]
+    own = zip(entries, paths, bytes_of_each(paths), strict=True)
+    return [replace(entry, own_bytes=size - _record_bytes(entry, path)) for entry, path, size in own]
+
+
+def _record_bytes(entry: RootEntry, path: Path) -> int:
+    """Return the size of a step's records, which are not among its bytes."""
+    return sum(map(num_bytes_below, (path / COMMIT_NAME, path / MANIFEST_NAME))) if entry.committed is not None else 0
 
 
 def _steps(listing: Listing, pinned: frozenset[int], keep: Policy | None) -> list[RootEntry]:
@@ -159,11 +183,3 @@ def _left_by(steps: Sequence[CommittedStep]) -> dict[int, int]:
             found[number] = lowest
         lowest = number if lowest is None else min(lowest, number)
     return found
-
-
-def num_bytes_below(path: Path) -> int:
-    """Return the size of a file, or of all files below a directory; links are not followed."""
-    if not path.is_dir() or path.is_symlink():
-        return path.lstat().st_size if os.path.lexists(path) else 0
-    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sum(os.lstat(file).st_size for file in files if os.path.lexists(file))

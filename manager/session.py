@@ -77,13 +77,13 @@ class Session:
         if self.links is not None:
             self.links.adopt(attempt)
 
-    def remember_restore(self, restored: StepInfo, manifest: Manifest, prefix: str) -> None:
+    def remember_restore(self, restored: StepInfo, manifest: Manifest) -> None:
         """Note the step that this run goes on from: what it committed before is another branch now."""
         self.committed.clear()
         self.restored = restored
         self.parent = restored.attempt
         if self.links is not None:
-            self.links.restart(manifest, prefix)
+            self.links.restart(manifest)
 
     def close(self) -> None:
         """Stop what runs behind, and let go of the root. Idempotent."""

@@ -22,7 +22,7 @@ from safepoint.manager.structure_check import check_structure
 if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
 
-__all__ = ["StepReader", "attempt_at"]
+__all__ = ["StepReader", "attempt_at", "step_at"]
 
 
 class StepReader:
@@ -155,6 +155,12 @@ class StepReader:
 
 def attempt_at(storage: Storage, prefix: str) -> str | None:
     """Return the attempt whose valid record is in this directory now, None when there is none."""
+    found = step_at(storage, prefix)
+    return None if found is None else found.record.attempt
+
+
+def step_at(storage: Storage, prefix: str) -> CommittedStep | None:
+    """Return the step whose valid record is in this directory now, None when there is none."""
     path = f"{prefix}/{COMMIT_NAME}"
     try:
         found = parse_slot(storage.get(path, max_bytes=COMMIT_MAX_BYTES), path=path)
@@ -164,4 +170,4 @@ def attempt_at(storage: Storage, prefix: str) -> str | None:
         raise
     except CheckpointError:
         return None
-    return found.attempt if isinstance(found, CommitRecord) else None
+    return CommittedStep(found, prefix) if isinstance(found, CommitRecord) else None

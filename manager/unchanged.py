@@ -35,29 +35,26 @@ class LinkBase:
     Attributes:
         step: its number.
         attempt: that wrote it; what is there under another attempt is another step.
-        prefix: where it lay when it was last seen, relative to the root.
         files: some or all of its files.
         shards: by leaf and region, the dtype and the stored region; those with a digest, and in one of `files`.
     """
 
     step: int
     attempt: str
-    prefix: str
     files: tuple[FileEntry, ...]
     shards: Mapping[RegionKey, tuple[str, ShardEntry]]
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest, prefix: str) -> LinkBase:
+    def of_manifest(cls, manifest: Manifest) -> LinkBase:
         """Return all of a step."""
         held = ((leaf.path, leaf.dtype, shard) for leaf in manifest.leaves for shard in leaf.shards)
-        return cls.of(manifest.step, manifest.attempt, prefix, manifest.files, held)
+        return cls.of(manifest.step, manifest.attempt, manifest.files, held)
 
     @classmethod
     def of(
         cls,
         step: int,
         attempt: str,
-        prefix: str,
         files: Sequence[FileEntry],
         held: Iterable[tuple[TreePath, str, ShardEntry]],
     ) -> LinkBase:
@@ -67,7 +64,7 @@ class LinkBase:
             for path, dtype, shard in held
             if shard.digest is not None and shard.stored_shape is None and shard.codec is None
         }
-        return cls(step=step, attempt=attempt, prefix=prefix, files=tuple(files), shards=shards)
+        return cls(step=step, attempt=attempt, files=tuple(files), shards=shards)
 
     @property
     def linkable(self) -> list[int]:

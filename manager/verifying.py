@@ -5,6 +5,7 @@ A step that its owner deletes meanwhile is no problem: it is not one any more.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
@@ -15,8 +16,9 @@ from safepoint.manager.step_listing import is_attempt
 from safepoint.manager.step_reading import StepReader, attempt_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from safepoint.formats.entries import FileEntry
     from safepoint.formats.manifest import Manifest
     from safepoint.formats.storage import Storage
     from safepoint.manager.progress import Progress
@@ -57,27 +59,66 @@ def verify_steps(
             available=available,
         )
     progress.begin("verify", sum(known.record.num_bytes for known in chosen))
+    verifier = _Verifier(storage, chosen, progress)
     for known in chosen:
-        errors = [error.with_context(step=known.record.step) for error in _verify(storage, known, progress)]
+        errors = [error.with_context(step=known.record.step) for error in verifier.verify(known)]
         if errors and attempt_at(storage, known.prefix) == known.record.attempt:
             found += [(known.record.step, error) for error in errors]
     return [error for _, error in sorted(found, key=lambda pair: pair[0])]
 
 
-def _verify(storage: Storage, step: CommittedStep, progress: Progress) -> Iterator[CheckpointError]:
-    try:
-        manifest = StepReader(storage).load_manifest(step)
-    except StepNotFoundError:
-        return
-    except CheckpointError as error:
-        yield error
-        return
-    for file in manifest.files:
+class _Verifier:
+    """Reads step after step, and a file that several of them have once."""
+
+    def __init__(self, storage: Storage, steps: Sequence[CommittedStep], progress: Progress) -> None:
+        self._storage = storage
+        self._progress = progress
+        self._is_shared = len(steps) > 1 and any(step.record.linked_bytes for step in steps)
+        self._found: dict[tuple[object, ...], CheckpointError | None] = {}
+
+    def verify(self, step: CommittedStep) -> Iterator[CheckpointError]:
+        """Yield what is wrong with a step."""
         try:
-            verify_file(storage, step.files_prefix, file, progress=progress.advance)
+            manifest = StepReader(self._storage).load_manifest(step)
+        except StepNotFoundError:
+            return
         except CheckpointError as error:
             yield error
-    yield from _strangers(storage, step, manifest)
+            return
+        identities = self._identities(step.files_prefix, manifest.files) if self._is_shared else {}
+        for file in manifest.files:
+            found = self._check(step.files_prefix, file, identities.get(file.path, ()))
+            if found is not None:
+                yield found
+        yield from _strangers(self._storage, step, manifest)
+
+    def _identities(self, prefix: str, files: Sequence[FileEntry]) -> dict[str, tuple[int, ...]]:
+        """Return what tells a file from any other, whatever its name is here, by path."""
+        found = {}
+        for parent in {file.path.rpartition("/")[0] for file in files}:
+            below = f"{parent}/" if parent else ""
+            with suppress(CheckpointError):  # which the file's own check tells of
+                entries = self._storage.list(f"{prefix}/{parent}".rstrip("/"))
+                found.update({f"{below}{entry.name}": entry.identity for entry in entries if not entry.is_dir})
+        return found
+
+    def _check(self, prefix: str, file: FileEntry, identity: tuple[int, ...]) -> CheckpointError | None:
+        key = (identity, file.num_bytes, file.block_bytes, file.digests)
+        known = self._found.get(key)
+        if known is not None:
+            path = self._storage.describe(f"{prefix}/{file.path}")
+            return CorruptDataError(known.message, path=path, hint=known.hint)
+        if identity and key in self._found:
+            self._progress.advance(file.num_bytes)
+            return None
+        try:
+            verify_file(self._storage, prefix, file, progress=self._progress.advance)
+        except CheckpointError as error:
+            if identity and isinstance(error, CorruptDataError):
+                self._found[key] = error
+            return error
+        self._found[key] = None
+        return None
 
 
 def _strangers(storage: Storage, step: CommittedStep, manifest: Manifest) -> Iterator[CheckpointError]:

@@ -42,6 +42,8 @@ def step_lines(step: OpenStep) -> list[str]:
         f"committed {since} ago ({record.created}), number {record.sequence} in the order of commits",
         f"attempt {record.attempt} of run {record.run}",
     ]
+    if record.linked_bytes:
+        lines.append(f"{decimal(record.linked_bytes)} of it were linked from the step before, and not written")
     if record.scope == "per_process":
         lines.append(f"the part of process {record.process_index}: each process saved to a root of its own")
     if record.metrics:
@@ -104,10 +106,12 @@ def _value_text(node: Node) -> str:
 
 
 def file_table(step: OpenStep) -> Table:
-    """Return the files."""
-    table = new_table("file", "size", "written by process", right=("size", "written by process"))
+    """Return the files; where some are shared with older steps, how often each was linked on."""
+    names = ("size", "written by process", *(("links",) if step.manifest.linked_bytes else ()))
+    table = new_table("file", *names, right=names)
     for file in step.manifest.files:
-        table.add_row(safe(file.path), decimal(file.num_bytes), str(file.process_index))
+        numbers = (decimal(file.num_bytes), str(file.process_index), str(file.links))
+        table.add_row(safe(file.path), *numbers[: len(names)])
     return table
 
 
@@ -143,7 +147,14 @@ def step_document(step: OpenStep, pattern: str, problem: CheckpointError | None)
         ],
         "values": [{"path": display_path(path), "value": node.data} for path, node in _nodes(step, pattern, "value")],
         "files": [
-            {"path": file.path, "num_bytes": file.num_bytes, "process_index": file.process_index} for file in files
+            {
+                "path": file.path,
+                "num_bytes": file.num_bytes,
+                "process_index": file.process_index,
+                "attempt": file.attempt,
+                "links": file.links,
+            }
+            for file in files
         ],
         "problem": None if problem is None else problem.message,
     }

@@ -53,8 +53,9 @@ def _what(entry: RootEntry) -> str:
 
 
 def step_table(shown: Overview, *, with_policy: bool) -> Table:
-    """Return the steps of a root, and below them whatever else lies there."""
-    table = new_table("step", "age", "size", "mode", "format", "metrics", "kept because", right=("step", "size"))
+    """Return the steps of a root; where they share files, with what each has that none before it has."""
+    sizes = ("size", "own") if shown.shares_files else ("size",)
+    table = new_table("step", "age", *sizes, "mode", "format", "metrics", "kept because", right=("step", *sizes))
     for entry in shown.steps:
         record = _record(entry)
         why = ", ".join(entry.kept)
@@ -66,7 +67,7 @@ def step_table(shown: Overview, *, with_policy: bool) -> Table:
         table.add_row(
             str(record.step),
             age(record.created),
-            decimal(record.num_bytes),
+            *map(decimal, (record.num_bytes, entry.own_bytes)[: len(sizes)]),
             f"{record.mode} ×{record.process_count}",
             record.format,
             metrics_text(record.metrics),
@@ -127,6 +128,7 @@ def entry_document(entry: RootEntry) -> dict[str, Any]:
         "kind": entry.kind,
         "step": entry.step,
         "num_bytes": entry.num_bytes,
+        "own_bytes": entry.own_bytes,
     }
     if entry.committed is not None:
         document |= {

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.filesize import decimal
 
 from safepoint.formats.storage import LocalStorage
 from safepoint.manager.cli.arguments import (
@@ -75,6 +76,8 @@ def ls_command(
         return
     if shown.steps:
         print_table(step_table(shown, with_policy=policy is not None))
+        if shown.shares_files:
+            print_line(f"{decimal(sum(entry.own_bytes for entry in shown.steps))} on disk: steps share files")
     else:
         print_line(f"no step is committed in {shown.root}")
     others = other_table(shown)

@@ -116,7 +116,7 @@ def test_what_is_found_behind_counts_and_what_could_not_be_read_is_tried_again(t
     damage(tmp_path / "f1")
     faulty = FaultyStorage(storage, at=1, only=["reader.read_into"])
     recheck = Recheck(faulty, files)
-    recheck.start("", [0, 1])
+    recheck.start(lambda: "", [0, 1])
     assert recheck.wait(30.0)
     assert faulty.fired == 1
     reads = faulty.counts["reader.read_into"]
@@ -135,7 +135,7 @@ def test_a_recheck_that_is_stopped_ends_at_once_and_leaves_the_rest_to_the_save(
         digests = writer.finish().digests
     entry = FileEntry(path="f", num_bytes=1 << 20, block_bytes=64, digests=digests, process_index=0, attempt="a" * 16)
     recheck = Recheck(storage, [entry])
-    recheck.start("", [0])
+    recheck.start(lambda: "", [0])
     recheck.stop()
     assert recheck.wait(0.0)
     assert recheck.sound("", [0]) == [0]

@@ -24,7 +24,7 @@ def entry(number: int, file: int, **changes: object) -> ShardEntry:
 
 def base_of(files: list[FileEntry], placed: dict[int, ShardEntry]) -> LinkBase:
     held = (((f"leaf{number}",), "float32", shard) for number, shard in placed.items())
-    return LinkBase.of(1, "a" * 16, "1", files, held)
+    return LinkBase.of(1, "a" * 16, files, held)
 
 
 def wanted(number: int, *, text: bytes | None = None, dtype: str = "float32", region: Region = WHOLE) -> Wanted:
