@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from safepoint.manager.adapting import Adaptation
     from safepoint.manager.events import Observer
+    from safepoint.manager.second_opinion import StepVerifier
 
 __all__ = ["CheckpointManager"]
 
@@ -326,12 +327,15 @@ class CheckpointManager(Closing):
         steps = self.steps()
         return steps[-1].step if steps else None
 
-    def verify(self, step: int | None = None) -> list[CheckpointError]:
-        """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody."""
+    def verify(self, step: int | None = None, *, reader: StepVerifier = "safepoint") -> list[CheckpointError]:
+        """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody.
+
+        With `reader="orbax"`, return one for each leaf that Orbax itself restores otherwise, in a process of its own.
+        """
         self._check_open()
-        number = None if step is None else check_step(step)
+        number, secs = None if step is None else check_step(step), self._options.deadline_secs
         with self._session.telling.reported("verify", number) as progress:
-            return self._session.committer.verify(number, progress=progress)
+            return self._session.committer.verify(number, reader=reader, deadline_secs=secs, progress=progress)
 
     @property
     def root(self) -> str:

@@ -25,10 +25,10 @@ from safepoint.manager.errors import (
 from safepoint.manager.marker_commit import MarkerCommit
 from safepoint.manager.progress import QUIET
 from safepoint.manager.rename_commit import RenameCommit
+from safepoint.manager.second_opinion import StepVerifier, verify_with
 from safepoint.manager.step_listing import CommittedStep, StepProblem, is_attempt
 from safepoint.manager.step_reading import StepReader
 from safepoint.manager.sweeping import IN_USE
-from safepoint.manager.verifying import verify_steps
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -91,9 +91,23 @@ class Committer(StepReader):
             )
         return RenameCommit(self._storage, self)
 
-    def verify(self, step: int | None = None, *, progress: Progress = QUIET) -> list[CheckpointError]:
-        """Read every byte of a step, or of all, and return what is wrong; see `verify_steps`."""
-        return verify_steps(self._storage, step=step, private_to=self._private_to, progress=progress)
+    def verify(
+        self,
+        step: int | None = None,
+        *,
+        reader: StepVerifier = "safepoint",
+        deadline_secs: float = 600.0,
+        progress: Progress = QUIET,
+    ) -> list[CheckpointError]:
+        """Let a reader read a step, or all, and return what is wrong; see `verify_with`."""
+        return verify_with(
+            reader,
+            self._storage,
+            step=step,
+            private_to=self._private_to,
+            deadline_secs=deadline_secs,
+            progress=progress,
+        )
 
     # Making
 

@@ -9,6 +9,9 @@ CheckpointError
 ├── ownership
 │   ├── RootInUseError (RuntimeError)          another manager writes to this root
 │   └── AttemptLostError (RuntimeError)        this save was abandoned by others before it was published
+├── others
+│   ├── MissingPackageError (ModuleNotFoundError)  an optional package is not installed; names the extra
+│   └── ReaderFailedError (RuntimeError)       another library, asked what it reads, gave no answer
 └── processes
     ├── RendezvousTimeoutError (TimeoutError)  names the processes that did not come
     ├── DisagreementError (ValueError)         names who brought what
@@ -38,9 +41,11 @@ __all__ = [
     "DisagreementError",
     "IncompleteCoverageError",
     "InvalidArgumentError",
+    "MissingPackageError",
     "NoRestorableStepError",
     "Outcome",
     "PeerFailedError",
+    "ReaderFailedError",
     "RendezvousTimeoutError",
     "RootInUseError",
     "StepExistsError",
@@ -102,6 +107,17 @@ class RootInUseError(CheckpointError, RuntimeError):
 
 class AttemptLostError(CheckpointError, RuntimeError):
     """The attempt was abandoned, or the root taken over, before it could be published."""
+
+
+class MissingPackageError(CheckpointError, ModuleNotFoundError):
+    """A package that only an extra of safepoint asks for is not installed; the hint says how to."""
+
+    __init__ = CheckpointError.__init__
+    __str__ = CheckpointError.__str__
+
+
+class ReaderFailedError(CheckpointError, RuntimeError):
+    """The process of another library's reader ended early or took too long: nothing is known of the step."""
 
 
 class RendezvousTimeoutError(CheckpointError, TimeoutError):

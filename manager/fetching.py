@@ -163,12 +163,14 @@ class _Encoded:
         """Decode, hand the wanted part to the leaf, and let the buffers go."""
         shard, leaf = self.fetch.shard, self.fetch.leaf
         stored = shard.stored_region
-        data = torch.empty(stored.shape, dtype=torch_dtype(self.fetch.entry.dtype))
+        dtype = self.fetch.entry.dtype
+        memory = torch.empty(stored.num_elements * ITEM_BYTES[dtype], dtype=torch.uint8)
         try:
-            CODECS[str(shard.codec)].decode(byte_view(self.memory), byte_view(data))
+            CODECS[str(shard.codec)].decode(byte_view(self.memory), byte_view(memory))
         except CorruptDataError as error:
             error.target_modified = True
             raise error.with_context(leaf=leaf.name) from None
+        data = memory.view(torch_dtype(dtype)).reshape(stored.shape)
         if stored != self.fetch.common:
             data = raw_view(data)[self.fetch.common.slices_in(stored)].contiguous().view(data.dtype)
         leaf.write(self.fetch.common, data)

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from safepoint.formats.orbax.names import Entry
     from safepoint.formats.region import Region
 
-__all__ = ["CHECK_BYTES", "ChunkEnd", "chunk_files", "chunk_pieces", "placed", "scalar_entries", "whole_file"]
+__all__ = [
+    "CHECK_BYTES",
+    "ChunkEnd",
+    "chunk_files",
+    "chunk_pieces",
+    "placed",
+    "scalar_bytes",
+    "scalar_entries",
+    "whole_file",
+]
 
 CHECK_BYTES = 4
 """Of the checksum after each chunk."""
@@ -77,7 +86,7 @@ def scalar_entries(entries: Sequence[Entry]) -> Iterator[tuple[str, bytes]]:
     """Yield key and value of all that makes up the numbers of an item."""
     for entry in entries:
         if entry.kind == "scalar":
-            dtype, data = _scalar(entry.value)
+            dtype, data = scalar_bytes(entry.value)
             place = f"{entry.name}/" if entry.name else ""
             yield f"{place}zarr.json", metadata.array_json(dtype, (), ())
             yield f"{place}c", data + crc32c(data).to_bytes(CHECK_BYTES, "little")
@@ -88,7 +97,8 @@ def whole_file(path: str, data: bytes) -> FilePlan:
     return FilePlan(path=path, layout=FileLayout(header=data, placements=(), num_bytes=len(data)))
 
 
-def _scalar(value: float) -> tuple[str, bytes]:
+def scalar_bytes(value: float) -> tuple[str, bytes]:
+    """Return dtype and bytes of the array that a number is."""
     if type(value) is bool:
         return "bool", bytes([value])
     if type(value) is int:

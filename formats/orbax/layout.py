@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from safepoint.formats.layout import Mode
     from safepoint.formats.tree import JSON, TreePath
 
-__all__ = ["FILES_MAX_ARRAYS", "ORBAX", "ORBAX_ZSTD", "OrbaxFormat"]
+__all__ = ["FILES_MAX_ARRAYS", "ORBAX", "ORBAX_ZSTD", "OrbaxFormat", "OrbaxItem"]
 
 FILES_MAX_ARRAYS = 16
 """An item of more arrays and numbers becomes a database: as files, they would be twice as many, each made durable."""
@@ -44,8 +44,15 @@ Layout = Literal["files", "ocdbt", "json"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Item:
-    """One item, as it will lie in its directory."""
+class OrbaxItem:
+    """One item, as it lies in its directory.
+
+    Attributes:
+        directory: its name, also in Orbax.
+        value: as other tools know it, with a LeafRef for each array.
+        entries: its leaves in Orbax.
+        layout: how it is laid out when it is written now.
+    """
 
     directory: str
     value: Any
@@ -76,7 +83,7 @@ class OrbaxFormat:
             UnsupportedValueError: a name that Orbax would mix up; or shards that have no common grid.
         """
         places: dict[TreePath, dict[str, Any]] = {leaf.path: {} for leaf in leaves}
-        for item in self._items(outline):
+        for item in self.items(outline):
             for entry in item.entries:
                 if isinstance(entry.value, LeafRef):
                     held = places[entry.value.path]
@@ -110,7 +117,7 @@ class OrbaxFormat:
 
     def conclude(self, parts: Iterable[WrittenPart], job: WriteJob) -> list[FilePlan]:
         """Return the database of each item that is one."""
-        items = [item for item in self._items(job.outline) if item.layout == "ocdbt"]
+        items = [item for item in self.items(job.outline) if item.layout == "ocdbt"]
         written = parts_by_item(parts) if items else {}
         plans = []
         for item in items:
@@ -130,11 +137,16 @@ class OrbaxFormat:
             )
         return plans
 
-    def _items(self, outline: Callable[[], Mapping[str, Any]]) -> Iterator[_Item]:
+    def items(self, outline: Callable[[], Mapping[str, Any]]) -> Iterator[OrbaxItem]:
+        """Yield the items of a state.
+
+        Raises:
+            UnsupportedValueError: a name that Orbax would mix up, or keeps for itself.
+        """
         for name, value in outline().items():
             directory = check_item(name)
             entries = item_entries(name, value)
-            yield _Item(directory=directory, value=value, entries=entries, layout=self._layout(entries))
+            yield OrbaxItem(directory=directory, value=value, entries=entries, layout=self._layout(entries))
 
     def _layout(self, entries: Sequence[Entry]) -> Layout:
         if not any(entry.kind == "array" for entry in entries):
@@ -152,7 +164,7 @@ class OrbaxFormat:
                     described = metadata.array_json(leaf.dtype, leaf.shape, note["grid"])
                     yield whole_file(f"{directory}/zarr.json", described)
         handlers: dict[str, str] = {}
-        for item in self._items(job.outline):
+        for item in self.items(job.outline):
             is_json = item.layout == "json"
             handlers[item.directory] = metadata.JSON_HANDLER if is_json else metadata.STANDARD_HANDLER
             yield from (
@@ -178,7 +190,7 @@ def _grid_of(leaf: LeafParts) -> list[int]:
     return list(grid)
 
 
-def _tree_files(item: _Item) -> Iterator[FilePlan]:
+def _tree_files(item: OrbaxItem) -> Iterator[FilePlan]:
     if item.layout == "files":
         for key, value in scalar_entries(item.entries):
             yield whole_file(f"{item.directory}/{key}", value)

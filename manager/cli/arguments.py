@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsJson",
+    "DeadlineSecs",
     "KeepBestOption",
     "KeepEveryOption",
     "KeepLastOption",
@@ -74,6 +75,9 @@ Leaf = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+DeadlineSecs = Annotated[
+    float, typer.Option("--deadline", metavar="SECS", min=0.001, help="For each answer of another library.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it, without asking.")]
 KeepLastOption = Annotated[
     int | None, typer.Option("--keep-last", metavar="N", min=1, help="A policy: the N steps committed last.")

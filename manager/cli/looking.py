@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from safepoint.formats.storage import LocalStorage
 from safepoint.manager.cli.arguments import (
     AsJson,
+    DeadlineSecs,
     KeepBestOption,
     KeepEveryOption,
     KeepLastOption,
@@ -38,9 +39,9 @@ from safepoint.manager.comparing import compare_steps
 from safepoint.manager.errors import CheckpointError, CorruptDataError, InvalidArgumentError, StorageError
 from safepoint.manager.leaf_values import as_numbers, read_leaf
 from safepoint.manager.root_overview import overview
+from safepoint.manager.second_opinion import StepVerifier, verify_with
 from safepoint.manager.step_paths import OpenStep, open_root, open_step, parse_step_path
 from safepoint.manager.step_reading import StepReader
-from safepoint.manager.verifying import verify_steps
 
 __all__ = ["cat_command", "diff_command", "ls_command", "show_command", "verify_command"]
 
@@ -201,21 +202,32 @@ def _write_npy(path: Path, array: Any) -> None:
 
 
 @reporting
-def verify_command(steps: Steps, *, as_json: AsJson = False) -> int | None:
+def verify_command(
+    steps: Steps,
+    *,
+    reader: Annotated[
+        StepVerifier, typer.Option(help="Whose: safepoint's with digests, or that of the real Orbax for its format.")
+    ] = "safepoint",
+    deadline_secs: DeadlineSecs = 600.0,
+    as_json: AsJson = False,
+) -> int | None:
     """Read every byte of a step, or of all steps of a root, and compare it with the digests of the commit.
 
-    A job that trains there is not disturbed. The exit status is 1 where anything is wrong.
+    A job that trains there is not disturbed. The exit status is 1 where anything is wrong. With `--reader orbax`, Orbax
+    restores the step in a process of its own, with JAX on the CPU, and each leaf is compared with ours.
 
     Examples:
         safepoint verify runs/gpt
 
         safepoint verify runs/gpt/1000 --json
+
+        safepoint verify runs/orbax/1000 --reader orbax
     """
     named = parse_step_path(steps)
     storage = open_root(steps) if named.step is None else LocalStorage(named.root)
     checked = [known.record for known in StepReader(storage).list_steps() if named.step in (None, known.record.step)]
     with shown_progress(quiet=as_json) as progress:
-        errors = verify_steps(storage, step=named.step, progress=progress)
+        errors = verify_with(reader, storage, step=named.step, deadline_secs=deadline_secs, progress=progress)
     wrong = {error.step for error in errors}
     if as_json:
         sound = [{"step": record.step, "sound": record.step not in wrong} for record in checked]

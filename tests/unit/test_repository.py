@@ -35,8 +35,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "safepoint.formats.foreign.orbax_files",
         "safepoint.formats.storage.object_client",
     ),
-    "jax": (),
-    "orbax": (),
+    "jax": (f"{MANAGER}.orbax_reader",),  # a program of its own, which nothing imports
+    "orbax": (f"{MANAGER}.orbax_reader",),
     "pickle": (),
     "typer": (f"{MANAGER}.cli",),
     "rich": (f"{MANAGER}.cli",),
