@@ -128,7 +128,8 @@ def answer(request: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> N
     """Tell all that Orbax makes of one step."""
     root, step = request["root"], request["step"]
     try:
-        tell({"item": None, **look_at_root(root, step)})
+        if root is not None:
+            tell({"item": None, **look_at_root(root, step)})
     except Exception as error:  # noqa: BLE001 - the answer
         tell({"item": None, "error": f"{type(error).__name__}: {error}"})
     for item, layout in request["items"].items():

@@ -113,7 +113,8 @@ def _compare(
     assert isinstance(file_format, OrbaxFormat)
     items = {item.directory: item for item in file_format.items(lambda: outline_state(step.manifest.structure))}
     request = {
-        "root": storage.location,
+        # Orbax's manager looks for the step's files in the step's directory, and there alone.
+        "root": None if known.record.files else storage.location,
         "step": step.step,
         "directory": storage.describe(step.prefix),
         "items": {name: item.layout for name, item in items.items()},
