@@ -73,7 +73,7 @@ def parse_slot(data: bytes, *, path: str) -> CommitRecord | Tombstone:
     if fields.text("kind") == COMMIT_KIND:  # a record that only quotes the other kind
         return CommitRecord.from_bytes(data, path=path)
     check_header(fields, kind=_KIND, newest=MARKER_VERSION)
-    check_own_digest(value, fields)
+    check_own_digest(data, value, fields)
     return Tombstone(
         step=fields.integer("step"),
         attempt=fields.identifier("attempt"),

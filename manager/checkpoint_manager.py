@@ -324,8 +324,8 @@ class CheckpointManager(Closing):
 
     def latest_step(self) -> int | None:
         """Return the step committed last, None if there is none. Local: meets nobody."""
-        steps = self.steps()
-        return steps[-1].step if steps else None
+        self._check_open()
+        return self._session.committer.latest_step()
 
     def verify(self, step: int | None = None, *, reader: StepVerifier = "safepoint") -> list[CheckpointError]:
         """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody.

@@ -57,6 +57,7 @@ __all__ = [
 MAX_STEP = 2**63 - 1
 
 _NUM_READERS = 16
+_STEPS = ("step", "old")
 
 _ATTEMPT = r"[0-9a-f]{16,32}"
 _STEP = r"0|[1-9][0-9]{0,18}"
@@ -179,8 +180,7 @@ class RecordCache:
 
     def get(self, storage: Storage, entry: Entry, step: int) -> CommittedStep | StepProblem | Tombstone | None:
         """Return what the directory is, reading its record only if that is not known."""
-        with self._lock:
-            known = self._known.get(entry.name)
+        known = self._known.get(entry.name)  # one dict, which is only ever added to or replaced
         if known is not None and entry.identity and known[0] == entry.identity:
             return known[1]
         found = _read_step(storage, entry.name, step)
@@ -195,7 +195,8 @@ class RecordCache:
         """Forget directories that are gone."""
         present = frozenset(names)
         with self._lock:
-            self._known = {name: known for name, known in self._known.items() if name in present}
+            if not self._known.keys() <= present:
+                self._known = {name: known for name, known in self._known.items() if name in present}
 
 
 def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | None = None) -> Listing:
@@ -214,19 +215,20 @@ def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | N
     entries = storage.list("")
     cache.keep_only(entry.name for entry in entries)
     tombstones: dict[str, Tombstone] = {}
-    named = [(entry, name) for entry in entries if (name := parse_name(entry.name)) is not None and _is_step(name)]
+    named = [(entry, name) for entry in entries if (name := parse_name(entry.name)) is not None and name.kind in _STEPS]
     occupied = frozenset(entry.name for entry, name in named if name.kind == "step")
     named = [(entry, name) for entry, name in named if entry.is_dir]
     for (entry, name), read in zip(named, _read_all(storage, cache, named), strict=True):
-        found = _check_process(read, storage, process_index)
-        if isinstance(found, StepProblem):
+        found = read if process_index is None else _check_process(read, storage, process_index)
+        if isinstance(found, CommittedStep):
+            if name.kind == "step":
+                steps[found.record.step] = found
+            else:
+                old.setdefault(found.record.step, []).append(found)
+        elif isinstance(found, StepProblem):
             problems.append(found)
-        elif isinstance(found, Tombstone):
-            tombstones[entry.name] = found
-        elif found is not None and name.kind == "step":
-            steps[found.record.step] = found
         elif found is not None:
-            old.setdefault(found.record.step, []).append(found)
+            tombstones[entry.name] = found
     superseded = _stand_in(steps, old)
     return Listing(
         steps=tuple(sorted(steps.values(), key=_order)),
@@ -235,10 +237,6 @@ def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | N
         occupied=occupied,
         tombstones=tombstones,
     )
-
-
-def _is_step(name: OwnName) -> bool:
-    return name.kind in ("step", "old")
 
 
 _Read = CommittedStep | StepProblem | Tombstone | None
@@ -252,13 +250,13 @@ def _read_all(storage: Storage, cache: RecordCache, named: Sequence[tuple[Entry,
         return cache.get(storage, entry, name.step or 0)
 
     if storage.renames or len(named) <= 1:
-        return [read(found) for found in named]
+        return list(map(read, named))
     with ThreadPoolExecutor(min(_NUM_READERS, len(named)), "safepoint-listing") as pool:
         return list(pool.map(read, named))
 
 
-def _check_process(found: _Read, storage: Storage, process_index: int | None) -> _Read:
-    if not isinstance(found, CommittedStep) or process_index is None:
+def _check_process(found: _Read, storage: Storage, process_index: int) -> _Read:
+    if not isinstance(found, CommittedStep):
         return found
     record = found.record
     if record.scope != "per_process" or record.process_index == process_index:

@@ -15,6 +15,7 @@ from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.manifest import Manifest
 from safepoint.formats.tombstone import parse_slot
 from safepoint.manager import pins
+from safepoint.manager.collecting import paused_collection
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
 from safepoint.manager.step_listing import CommittedStep, Listing, RecordCache, StepProblem, read_listing
 from safepoint.manager.structure_check import check_structure
@@ -41,11 +42,17 @@ class StepReader:
 
     def listing(self) -> Listing:
         """Return one look at the root: steps, problems and the next sequence that belong together."""
-        return read_listing(self._storage, self._cache, process_index=self._private_to)
+        with paused_collection():
+            return read_listing(self._storage, self._cache, process_index=self._private_to)
 
     def list_steps(self) -> list[CommittedStep]:
         """Return the committed steps, ascending by sequence: the last one is the latest."""
         return list(self.listing().steps)
+
+    def latest_step(self) -> int | None:
+        """Return the step committed last, None if there is none."""
+        steps = self.listing().steps
+        return steps[-1].record.step if steps else None
 
     def problems(self) -> list[StepProblem]:
         """Return what has the name and a record of a step and yet is none, ascending by step."""

@@ -1,8 +1,8 @@
 """LocalStorage: a directory of a mounted file system.
 
-Owns the walk from the root to a name, one component at a time through directory descriptors, so that a symbolic
-link below the root (a step may come from anywhere) leads nowhere, whoever swaps it in at whatever moment. The root
-itself may be a link: that is the user's choice. Holds no descriptors between calls, so it may be forked and copied.
+Every name is reached by the walk of `walking`, through directory descriptors, so that a symbolic link below the root (a
+step may come from anywhere) leads nowhere, whoever swaps it in at whatever moment. The root itself may be a link: that
+is the user's choice. Holds no descriptors between calls, so it may be forked and copied.
 
 Writing and reading of large files: `local_file`, `block_writer`. Removal of trees: `removal`.
 """
@@ -40,13 +40,13 @@ from safepoint.formats.storage.local_file import CREATE_FLAGS, LocalBlockFile, L
 from safepoint.formats.storage.local_rename import rename_if_there
 from safepoint.formats.storage.removal import remove_tree
 from safepoint.formats.storage.system import UNSUPPORTED, SystemCalls, raised_as_storage_error, write_fully
+from safepoint.formats.storage.walking import OpenDirectory, OpenParent, open_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 __all__ = ["LocalStorage"]
 
-_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO must not hold us up
 _LOCK_SECS = 30.0  # around two renames; whoever holds it longer is stopped, or its file system is
 _NOT_A_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV})
@@ -91,7 +91,7 @@ class LocalStorage(Storage):
         for directory in reversed(missing):
             with suppress(FileExistsError):
                 directory.mkdir(0o777)
-            parent = os.open(directory.parent, _DIRECTORY_FLAGS)
+            parent = open_directory(str(directory.parent), ())
             try:
                 self._sync_names(parent)
             finally:
@@ -107,10 +107,12 @@ class LocalStorage(Storage):
             os.scandir(directory) as scan,
         ):
             for entry in scan:
-                with suppress(FileNotFoundError):  # gone since it was listed
+                try:
                     found = entry.stat(follow_symlinks=False)
-                    identity = (found.st_ino, found.st_mtime_ns, found.st_size)
-                    entries.append(Entry(entry.name, stat.S_ISDIR(found.st_mode), identity))
+                except FileNotFoundError:  # gone since it was listed
+                    continue
+                identity = (found.st_ino, found.st_mtime_ns, found.st_size)
+                entries.append(Entry(entry.name, stat.S_ISDIR(found.st_mode), identity))
         return entries
 
     @override
@@ -212,7 +214,7 @@ class LocalStorage(Storage):
         action = f"rename {self.describe(source)} to this name"
         with self._errors(action, target), self._parent(target) as (target_dir, target_name):
             try:
-                source_dir = self._open_directory(tuple(source_parents))
+                source_dir = self._open_directory(source_parents)
             except FileNotFoundError:
                 return False
             try:
@@ -282,9 +284,7 @@ class LocalStorage(Storage):
         *parents, name = split_name(source)
         with self._writing(target, 0), self._parent(target) as (target_dir, target_name):
             try:
-                return link_between(
-                    self._calls, lambda: self._open_directory(tuple(parents)), name, target_dir, target_name
-                )
+                return link_between(self._calls, lambda: self._open_directory(parents), name, target_dir, target_name)
             except OSError as error:
                 if error.errno not in _NOT_A_FILE:
                     raise
@@ -315,29 +315,14 @@ class LocalStorage(Storage):
 
     # Walking
 
-    def _open_directory(self, parts: tuple[str, ...]) -> int:
-        descriptor = os.open(self.root, _DIRECTORY_FLAGS)
-        for part in parts:
-            try:
-                below = os.open(part, _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
-            finally:
-                os.close(descriptor)
-            descriptor = below
-        return descriptor
+    def _open_directory(self, parts: Sequence[str]) -> int:
+        return open_directory(self.location, parts)
 
-    @contextmanager
-    def _directory(self, parts: tuple[str, ...]) -> Iterator[int]:
-        descriptor = self._open_directory(parts)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def _directory(self, parts: Sequence[str]) -> OpenDirectory:
+        return OpenDirectory(self.location, parts)
 
-    @contextmanager
-    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        *parents, name = split_name(path)
-        with self._directory(tuple(parents)) as descriptor:
-            yield descriptor, name
+    def _parent(self, path: str) -> OpenParent:
+        return OpenParent(self.location, path)
 
     # Writing small files
 
@@ -380,15 +365,11 @@ class LocalStorage(Storage):
     def _writing(self, path: str, num_bytes: int) -> AbstractContextManager[None]:
         return raised_as_storage_error("write", self.describe(path), needed_bytes=num_bytes, free_bytes=self.free_bytes)
 
-    @contextmanager
-    def _reading(self, action: str, path: str) -> Iterator[None]:
-        with self._errors(action, path):
-            try:
-                yield
-            except OSError as error:
-                if error.errno not in _NOT_A_FILE:
-                    raise
-                raise self._not_a_file(path) from error
+    def _reading(self, action: str, path: str) -> AbstractContextManager[None]:
+        def instead(error: OSError) -> CorruptDataError | None:
+            return self._not_a_file(path) if error.errno in _NOT_A_FILE else None
+
+        return raised_as_storage_error(action, self.describe(path), instead=instead)
 
     def _not_a_file(self, path: str) -> CorruptDataError:
         return CorruptDataError(

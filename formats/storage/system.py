@@ -10,14 +10,14 @@ import ctypes
 import errno
 import os
 import time
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safepoint.formats.errors import StorageError
+from safepoint.formats.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Buffer
 
@@ -70,18 +70,55 @@ def storage_error(
     return StorageError(f"cannot {action}: {reason}", path=path, errno=number, hint=hint)
 
 
-@contextmanager
 def raised_as_storage_error(
-    action: str, path: str, *, needed_bytes: int | None = None, free_bytes: Callable[[], int | None] | None = None
-) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError; see `storage_error`."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        free = free_bytes() if free_bytes is not None and error.errno in _OUT_OF_SPACE else None
-        raise storage_error(error, action, path, needed_bytes=needed_bytes, free_bytes=free) from error
+    action: str,
+    path: str,
+    *,
+    needed_bytes: int | None = None,
+    free_bytes: Callable[[], int | None] | None = None,
+    instead: Callable[[OSError], CheckpointError | None] | None = None,
+) -> AbstractContextManager[None]:
+    """Turn an OSError of the block into a StorageError; see `storage_error`.
+
+    Args:
+        action: as there.
+        path: as there.
+        needed_bytes: as there.
+        free_bytes: asked for, when space is out, as there.
+        instead: returns the error to raise in its place, or None.
+    """
+    return _Raised(action, path, needed_bytes, free_bytes, instead)
+
+
+class _Raised(AbstractContextManager[None]):
+    """What `raised_as_storage_error` returns."""
+
+    __slots__ = ("_action", "_free_bytes", "_instead", "_needed_bytes", "_path")
+
+    def __init__(
+        self,
+        action: str,
+        path: str,
+        needed_bytes: int | None,
+        free_bytes: Callable[[], int | None] | None,
+        instead: Callable[[OSError], CheckpointError | None] | None,
+    ) -> None:
+        self._action = action
+        self._path = path
+        self._needed_bytes = needed_bytes
+        self._free_bytes = free_bytes
+        self._instead = instead
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, OSError) or isinstance(error, StorageError):
+            return
+        other = None if self._instead is None else self._instead(error)
+        if other is not None:
+            raise other from error
+        free = self._free_bytes() if self._free_bytes is not None and error.errno in _OUT_OF_SPACE else None
+        raise storage_error(
+            error, self._action, self._path, needed_bytes=self._needed_bytes, free_bytes=free
+        ) from error
 
 
 def _rename_noreplace(source_dir: int, source: str, target_dir: int, target: str) -> None:
