@@ -15,7 +15,7 @@ from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PickleMachine", "Record", "read_pickle"]
+__all__ = ["PickleMachine", "Record", "read_pickle", "run_pickle"]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,16 @@ def read_pickle(data: bytes, *, classes: frozenset[str], functions: Mapping[str,
         UnsupportedValueError: a name that is in neither table.
         CorruptDataError: not a pickle, or one that does not work out.
     """
-    machine = PickleMachine(classes, functions, path)
+    return run_pickle(PickleMachine(classes, functions, path), data, path=path)
+
+
+def run_pickle(machine: PickleMachine, data: bytes, *, path: str) -> Any:
+    """Return what a pickle describes to a machine.
+
+    Raises:
+        UnsupportedValueError: a name that the machine does not know.
+        CorruptDataError: not a pickle, or one that does not work out.
+    """
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name == "STOP":

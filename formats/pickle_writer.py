@@ -15,14 +15,13 @@ from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.errors import UnsupportedValueError
 
-__all__ = ["TensorRecord", "write_pickle"]
+__all__ = ["STORAGES", "TensorRecord", "contiguous_strides", "write_pickle"]
 
 _MAX_INT_BYTES = 255  # of the opcode LONG1; the restricted reader knows no longer one
 _MAX_TEXT_BYTES = 0xFFFF_FFFF
 _LONGEST_SHORT_TUPLE = 3
 
-# Storages that have a name of their own; tensors of any other dtype are rebuilt from an untyped one.
-_STORAGES = {
+STORAGES = {
     "bool": "BoolStorage",
     "uint8": "ByteStorage",
     "int8": "CharStorage",
@@ -36,6 +35,7 @@ _STORAGES = {
     "complex64": "ComplexFloatStorage",
     "complex128": "ComplexDoubleStorage",
 }
+"""Storages that have a name of their own; tensors of any other dtype are rebuilt from an untyped one."""
 
 
 class TensorRecord:
@@ -172,14 +172,14 @@ class _Writer:
             self._put(b"b")
 
     def _tensor(self, tensor: TensorRecord) -> None:
-        storage = _STORAGES.get(tensor.dtype)
+        storage = STORAGES.get(tensor.dtype)
         self._global("torch._utils _rebuild_tensor_v2" if storage else "torch._utils _rebuild_tensor_v3")
         self._put(b"((")
         self._text("storage")
         self._global(f"torch {storage}" if storage else "torch.storage UntypedStorage")
         self._text(tensor.key)
         self._text("cpu")
-        strides = _contiguous_strides(tensor.shape)
+        strides = contiguous_strides(tensor.shape)
         item_bytes = ITEM_BYTES[tensor.dtype]
         self._int(tensor.num_bytes // item_bytes if storage else tensor.num_bytes)
         self._put(b"tQ")
@@ -193,7 +193,8 @@ class _Writer:
         self._put(b"tR")
 
 
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides that torch gives a contiguous tensor, in items."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

@@ -57,6 +57,18 @@ class Region:
         """First index past the region, per dimension."""
         return tuple(o + n for o, n in zip(self.offsets, self.shape, strict=True))
 
+    def cut(self, max_elements: int) -> Iterator[Region]:
+        """Yield parts of at most so many elements, at least one, that are together the region, in C order."""
+        pending = [self]
+        while pending:
+            part = pending.pop()
+            if part.num_elements <= max(1, max_elements):
+                yield part
+                continue
+            axis = next(axis for axis, size in enumerate(part.shape) if size > 1)
+            rows = max(1, max_elements * part.shape[axis] // part.num_elements)
+            pending += reversed([_rows(part, axis, start, rows) for start in range(0, part.shape[axis], rows)])
+
     def contains(self, other: Region) -> bool:
         """Say whether every element of `other` is inside."""
         return other.is_empty or all(
@@ -150,6 +162,13 @@ def _minus(whole: Region, other: Region) -> list[Region]:
             pieces.append(Region((*offsets[:d], start + size, *offsets[d + 1 :]), (*shape[:d], after, *shape[d + 1 :])))
         offsets[d], shape[d] = start, size
     return pieces
+
+
+def _rows(region: Region, axis: int, start: int, rows: int) -> Region:
+    offsets, shape = list(region.offsets), list(region.shape)
+    offsets[axis] += start
+    shape[axis] = min(rows, shape[axis] - start)
+    return Region(tuple(offsets), tuple(shape))
 
 
 def check_tiling(shape: Sequence[int], regions: Iterable[Region], *, leaf: str) -> None:

@@ -23,9 +23,32 @@ if TYPE_CHECKING:
     from safepoint.formats.layout import Mode
     from safepoint.formats.tree import JSON, TreePath
 
-__all__ = ["TorchFormat"]
+__all__ = ["TorchFormat", "tensor_archive", "value_archive"]
 
 _ARCHIVE = "archive"  # torch takes any name; every entry is below it
+
+
+def tensor_archive(dtype: str, shape: tuple[int, ...], num_bytes: int) -> ZipLayout:
+    """Return the file of one tensor, whose bytes follow its `header`."""
+    record = TensorRecord(key="0", dtype=dtype, shape=shape, num_bytes=num_bytes)
+    return _archive(write_pickle(LeafRef(()), lambda _: record), {record.key: num_bytes})
+
+
+def value_archive(value: Any) -> bytes:
+    """Return the file of a value without tensors."""
+
+    def no_tensor(ref: LeafRef) -> TensorRecord:
+        raise AssertionError(ref)
+
+    return _archive(write_pickle(value, no_tensor), {}).header
+
+
+def _archive(pickled: bytes, sizes: Mapping[str, int]) -> ZipLayout:
+    small = {"data.pkl": pickled, "byteorder": b"little", "version": b"3\n"}
+    return ZipLayout(
+        {f"{_ARCHIVE}/{name}": data for name, data in small.items()},
+        {f"{_ARCHIVE}/data/{key}": num_bytes for key, num_bytes in sizes.items()},
+    )
 
 
 class TorchFormat:
@@ -75,11 +98,7 @@ class TorchFormat:
             pickled = write_pickle(value, tensor_of)
         except CheckpointError as error:
             raise error.with_context(leaf=item) from None
-        small = {"data.pkl": pickled, "byteorder": b"little", "version": b"3\n"}
-        archive = ZipLayout(
-            {f"{_ARCHIVE}/{name}": data for name, data in small.items()},
-            {f"{_ARCHIVE}/data/{record.key}": record.num_bytes for record in records.values()},
-        )
+        archive = _archive(pickled, {record.key: record.num_bytes for record in records.values()})
         placements = tuple(
             Placement(
                 piece=Piece(key=record.key, dtype=record.dtype, shape=record.shape),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from safepoint.manager.adapting import AdaptationReport, Cast, Partial, Rename
 from safepoint.manager.checkpoint_manager import CheckpointManager
+from safepoint.manager.converting import ConvertedStep, ConvertResult, convert
 from safepoint.manager.errors import CheckpointError
+from safepoint.manager.foreign import ForeignResult, restore_foreign
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.policies import KeepAll, KeepBest, KeepEvery, KeepLast, Policy, StepInfo
 from safepoint.manager.preemption import Preemption
@@ -16,6 +18,9 @@ __all__ = [
     "Cast",
     "CheckpointError",
     "CheckpointManager",
+    "ConvertResult",
+    "ConvertedStep",
+    "ForeignResult",
     "KeepAll",
     "KeepBest",
     "KeepEvery",
@@ -29,4 +34,6 @@ __all__ = [
     "RestoreResult",
     "SaveResult",
     "StepInfo",
+    "convert",
+    "restore_foreign",
 ]

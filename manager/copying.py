@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from safepoint.formats.layout import MANIFEST_NAME
 from safepoint.formats.reading import read_blocks, verify_file
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
-from safepoint.manager.owning import check_absent, owned_root
+from safepoint.manager.owning import begin_or_resume, check_absent, owned_root
 from safepoint.manager.progress import QUIET
 from safepoint.manager.step_reading import StepReader, attempt_at, step_at
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from safepoint.formats.entries import FileEntry
     from safepoint.formats.storage import Storage
-    from safepoint.manager.commit import Committer
     from safepoint.manager.owning import OwnedRoot
     from safepoint.manager.progress import Progress
     from safepoint.manager.step_listing import CommittedStep
@@ -114,7 +113,7 @@ class _Copier:
         present = [step.record.step for step in chosen if step.record.attempt in there]
         missing = [step for step in chosen if step.record.attempt not in there]
         for step in missing:
-            check_absent(self._owned.committer(), step.record)
+            check_absent(self._owned.committer(), step.record.step)
         self._check_space(missing)
         self._find_present(missing, [other for other in others if other.record.attempt in known])
         self._progress.begin("copy", 2 * sum(step.record.num_bytes for step in missing))
@@ -190,7 +189,7 @@ class _Copier:
         record = step.record
         committer = self._owned.committer(scope=record.scope, process_index=record.process_index)
         manifest = self._reader.load_manifest(step)
-        prefix, begun = self._begin(committer, step)
+        prefix, begun = begin_or_resume(committer, record.step, record.attempt)
         try:
             for directory in _directories(prefix, manifest.files):
                 self._owned.storage.make_dir(directory)
@@ -210,14 +209,6 @@ class _Copier:
             for file in manifest.files:
                 self._there.setdefault(_key(file), (done.files_prefix, file.path))
         return begun
-
-    def _begin(self, committer: Committer, step: CommittedStep) -> tuple[str, bool]:
-        """Return the attempt's directory, new or that of an earlier copy, without records in it."""
-        record = step.record
-        begun = committer.resume(record.step, record.attempt)
-        if not begun:
-            committer.begin(record.step, record.attempt)
-        return committer.prefix_of(record.step, record.attempt), begun
 
     def _copy_file(self, step: CommittedStep, file: FileEntry, prefix: str) -> None:
         target = self._owned.storage

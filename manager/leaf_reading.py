@@ -76,25 +76,11 @@ def read_parts(step: OpenStep, parts: Sequence[Part]) -> list[torch.Tensor]:
     return tensors
 
 
-def cut(entry: LeafEntry, max_bytes: int) -> Iterator[Part]:
-    """Cut a leaf into parts of at most so many bytes, in C order; one item is never cut."""
-    pending = [Region.whole(entry.shape)]
-    while pending:
-        region = pending.pop()
-        if part_bytes((entry, region)) <= max_bytes or region.num_elements <= 1:
-            yield entry, region
-            continue
-        axis = next(axis for axis, size in enumerate(region.shape) if size > 1)
-        rest = part_bytes((entry, region)) // region.shape[axis]
-        rows = max(1, max_bytes // rest)
-        pending += reversed([_rows(region, axis, start, rows) for start in range(0, region.shape[axis], rows)])
-
-
-def _rows(region: Region, axis: int, start: int, rows: int) -> Region:
-    offsets, shape = list(region.offsets), list(region.shape)
-    offsets[axis] += start
-    shape[axis] = min(rows, shape[axis] - start)
-    return Region(tuple(offsets), tuple(shape))
+def cut(entry: LeafEntry, max_bytes: int, region: Region | None = None) -> Iterator[Part]:
+    """Cut a leaf, or a region of it, into parts of at most so many bytes, in C order; one item is never cut."""
+    whole = Region.whole(entry.shape) if region is None else region
+    for part in whole.cut(max_bytes // ITEM_BYTES[entry.dtype]):
+        yield entry, part
 
 
 def find_node(manifest: Manifest, name: str) -> tuple[TreePath, Node]:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterator
 
-    from safepoint.formats.commit_record import CommitRecord
     from safepoint.formats.layout import Scope
     from safepoint.formats.storage import Storage
 
-__all__ = ["OwnedRoot", "check_absent", "owned_root"]
+__all__ = ["OwnedRoot", "begin_or_resume", "check_absent", "owned_root"]
 
 logger = logging.getLogger("safepoint")
 
@@ -85,17 +84,30 @@ def _told(answer: Wait) -> tuple[float, str]:
     return answer.secs, str(answer.holder)
 
 
-def check_absent(committer: Committer, record: CommitRecord) -> None:
+def begin_or_resume(committer: Committer, step: int, attempt: str) -> tuple[str, bool]:
+    """Return the directory of an attempt, without records in it, and whether somebody had begun it.
+
+    Raises:
+        StepExistsError: something that is no step of ours has the step's name.
+        StorageError: the root cannot be written to.
+    """
+    begun = committer.resume(step, attempt)
+    if not begun:
+        committer.begin(step, attempt)
+    return committer.prefix_of(step, attempt), begun
+
+
+def check_absent(committer: Committer, step: int) -> None:
     """Refuse to add a step to a root that has one of its number.
 
     Raises:
         StepExistsError: it is there.
     """
     for known in committer.list_steps():
-        if known.record.step == record.step:
+        if known.record.step == step:
             raise StepExistsError(
-                f"step {record.step} is there already, committed by attempt {known.record.attempt}",
-                step=record.step,
+                f"step {step} is there already, committed by attempt {known.record.attempt}",
+                step=step,
                 path=known.prefix,
                 outcome="not_committed",
                 hint="Choose another root, or remove that step first: `safepoint rm`.",

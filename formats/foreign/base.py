@@ -5,19 +5,35 @@ Knows no kind of checkpoint.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.errors import CorruptDataError
+from safepoint.formats.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from io import FileIO
 
-    from safepoint.formats.region import Region
     from safepoint.formats.tree import TreePath
 
-__all__ = ["ForeignArray", "ForeignCheckpoint", "Keys", "build_nested", "checked_region", "tree_key"]
+__all__ = [
+    "ForeignArray",
+    "ForeignCheckpoint",
+    "Keys",
+    "array_bytes",
+    "build_nested",
+    "checked_region",
+    "read_exactly",
+    "read_parts",
+    "tree_key",
+]
+
+PART_BYTES = 32 << 20
+"""How much of an array is in memory at once where it goes through in order."""
 
 
 class ForeignArray(ABC):
@@ -70,6 +86,37 @@ def checked_region(array: ForeignArray, region: Region, out: memoryview, item_by
     assert len(out) == num_bytes
     assert all(end <= size for end, size in zip(region.end, array.shape, strict=True))
     return num_bytes
+
+
+def array_bytes(array: ForeignArray) -> int:
+    """Return its size in bytes."""
+    return Region.whole(array.shape).num_elements * ITEM_BYTES[array.dtype]
+
+
+def read_parts(array: ForeignArray, max_bytes: int = PART_BYTES) -> Iterator[memoryview]:
+    """Yield the bytes of an array in C order; each part is there until the next one is asked for."""
+    item_bytes = ITEM_BYTES[array.dtype]
+    memory = memoryview(bytearray(min(max(max_bytes, item_bytes), array_bytes(array))))
+    for region in Region.whole(array.shape).cut(max_bytes // item_bytes):
+        part = memory[: region.num_elements * item_bytes]
+        if part:
+            array.read_into(region, part)
+            yield part
+
+
+def read_exactly(file: FileIO, offset: int, out: memoryview) -> None:
+    """Fill memory from a place in a file.
+
+    Raises:
+        EOFError: the file ends before.
+        OSError: it cannot be read.
+    """
+    while len(out):
+        count = os.preadv(file.fileno(), [out[: 1 << 30]], offset)
+        if not count:
+            raise EOFError
+        offset += count
+        out = out[count:]
 
 
 Keys = tuple[tuple[str, bool], ...]

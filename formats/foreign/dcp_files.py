@@ -14,8 +14,16 @@ import torch
 from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES, dtype_name
 from safepoint.formats.errors import CorruptDataError, StorageError, UnsupportedValueError
-from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, Keys, build_nested, checked_region
+from safepoint.formats.foreign.base import (
+    ForeignArray,
+    ForeignCheckpoint,
+    Keys,
+    build_nested,
+    checked_region,
+    read_exactly,
+)
 from safepoint.formats.foreign.dcp_metadata import StoredPart, StoredTensor, read_metadata
+from safepoint.formats.foreign.torch_archive import TensorPlace, find_tensor
 from safepoint.formats.foreign.torch_files import replace_tensors
 
 if TYPE_CHECKING:
@@ -45,6 +53,7 @@ def open_dcp(path: str) -> ForeignCheckpoint:
     metadata = read_metadata(_read(file, 0, _size(file, limit=_MAX_METADATA_BYTES)), path=file)
     arrays: dict[TreePath, ForeignArray] = {}
     leaves: list[tuple[Keys, Any]] = []
+    loaded = _Loaded()
     for name in (*metadata.tensors, *metadata.values):
         keys = metadata.paths.get(name, (name,))
         at = tuple(key if isinstance(key, str | int) else str(key) for key in keys)
@@ -53,7 +62,7 @@ def open_dcp(path: str) -> ForeignCheckpoint:
             stored = metadata.tensors[name]
             for part in stored.parts:
                 _check_part(path, part, name)
-            arrays[at] = _DcpTensor(path, name, stored)
+            arrays[at] = _DcpTensor(path, name, stored, loaded)
             value = LeafRef(at)
         else:
             value = replace_tensors(_load(path, metadata.values[name], name), at, arrays)
@@ -107,12 +116,20 @@ def _load(path: str, part: StoredPart, name: str) -> Any:
         raise CorruptDataError(f"a part cannot be read: {text.splitlines()[0][:200]}", path=full, leaf=name) from error
 
 
+class _Loaded:
+    """The part that was loaded last, of all tensors of a checkpoint: one is in memory."""
+
+    part: StoredPart | None = None
+    tensor: torch.Tensor
+
+
 class _DcpTensor(ForeignArray):
-    def __init__(self, path: str, name: str, stored: StoredTensor) -> None:
+    def __init__(self, path: str, name: str, stored: StoredTensor, loaded: _Loaded) -> None:
         self._path = path
         self._name = name
         self._parts = stored.parts
-        self._last: tuple[StoredPart, torch.Tensor] | None = None
+        self._loaded = loaded
+        self._places: dict[StoredPart, TensorPlace | None] = {}
         self.dtype = stored.dtype
         self.shape = stored.shape
 
@@ -120,26 +137,71 @@ class _DcpTensor(ForeignArray):
         item_bytes = ITEM_BYTES[self.dtype]
         if not checked_region(self, region, out, item_bytes):
             return
-        target = torch.frombuffer(out, dtype=torch.uint8).reshape(*region.shape, item_bytes)
         for part in self._parts:
             common = None if part.region is None else part.region.intersect(region)
             if common is not None and part.region is not None:
-                data = self._load(part).reshape(-1).view(torch.uint8).reshape(*part.region.shape, item_bytes)
-                target[common.slices_in(region)] = data[common.slices_in(part.region)]
+                self._read_part(part, part.region, common, region, out)
+
+    def _read_part(self, part: StoredPart, held: Region, common: Region, region: Region, out: memoryview) -> None:
+        """Read what a part has of a region: from its place in the file, or all of the part where that is not plain."""
+        place = self._place(part)
+        item_bytes = ITEM_BYTES[self.dtype]
+        if place is None:
+            target = torch.frombuffer(out, dtype=torch.uint8).reshape(*region.shape, item_bytes)
+            data = self._load(part).reshape(-1).view(torch.uint8).reshape(*held.shape, item_bytes)
+            target[common.slices_in(region)] = data[common.slices_in(held)]
+            return
+        self._check(part, place.dtype, place.shape)
+        if common == region:
+            self._read_runs(part, place, held, common, out)
+            return
+        # As much as one part's share of the region is there twice.
+        memory = memoryview(bytearray(common.num_elements * item_bytes))
+        self._read_runs(part, place, held, common, memory)
+        target = torch.frombuffer(out, dtype=torch.uint8).reshape(*region.shape, item_bytes)
+        data = torch.frombuffer(memory, dtype=torch.uint8).reshape(*common.shape, item_bytes)
+        target[common.slices_in(region)] = data
+
+    def _read_runs(self, part: StoredPart, place: TensorPlace, held: Region, common: Region, out: memoryview) -> None:
+        item_bytes = ITEM_BYTES[self.dtype]
+        filled = 0
+        full = os.path.join(self._path, part.file)
+        try:
+            with open(full, "rb", buffering=0) as file:
+                for start, length in common.runs_in(held):
+                    size = length * item_bytes
+                    read_exactly(file, place.offset + start * item_bytes, out[filled : filled + size])
+                    filled += size
+        except OSError as error:
+            raise StorageError(
+                f"cannot read it: {error.strerror}", path=full, leaf=self._name, errno=error.errno
+            ) from error
+        except EOFError:
+            raise CorruptDataError("a file of the checkpoint is cut short", path=full, leaf=self._name) from None
+
+    def _place(self, part: StoredPart) -> TensorPlace | None:
+        if part not in self._places:
+            self._places[part] = find_tensor(os.path.join(self._path, part.file), part.offset, part.num_bytes)
+        return self._places[part]
 
     def _load(self, part: StoredPart) -> torch.Tensor:
-        if self._last is None or self._last[0] is not part:
+        if self._loaded.part is not part:
+            self._loaded.part = None
             data = _load(self._path, part, self._name)
-            wanted = part.region.shape if part.region is not None else ()
-            if (
-                not isinstance(data, torch.Tensor)
-                or tuple(data.shape) != wanted
-                or dtype_name(data.dtype) != self.dtype
-            ):
-                raise CorruptDataError(
-                    "a part is not of the dtype and shape that the metadata tell",
-                    path=os.path.join(self._path, part.file),
-                    leaf=self._name,
-                )
-            self._last = (part, data.contiguous())
-        return self._last[1]
+            if not isinstance(data, torch.Tensor):
+                raise self._wrong(part)
+            self._check(part, dtype_name(data.dtype), tuple(data.shape))
+            self._loaded.part, self._loaded.tensor = part, data.contiguous()
+        return self._loaded.tensor
+
+    def _check(self, part: StoredPart, dtype: str, shape: tuple[int, ...]) -> None:
+        wanted = part.region.shape if part.region is not None else ()
+        if (dtype, shape) != (self.dtype, wanted):
+            raise self._wrong(part)
+
+    def _wrong(self, part: StoredPart) -> CorruptDataError:
+        return CorruptDataError(
+            "a part is not of the dtype and shape that the metadata tell",
+            path=os.path.join(self._path, part.file),
+            leaf=self._name,
+        )

@@ -1,4 +1,4 @@
-"""Writes a model as Hugging Face lays it out: one safetensors file, or several with an index. Streams leaf by leaf.
+"""Plans a model as Hugging Face lays it out: one safetensors file, or several with an index.
 
 Source: transformers' `save_pretrained` (names, index) and safetensors' `save_model` (tied weights in the metadata).
 """
@@ -6,12 +6,15 @@ Source: transformers' `save_pretrained` (names, index) and safetensors' `save_mo
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.base import LeafRef, Piece
-from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
+from safepoint.formats.dtypes import SAFETENSORS_NAMES
 from safepoint.formats.errors import UnsupportedValueError
-from safepoint.formats.region import Region
+from safepoint.formats.foreign.base import array_bytes
+from safepoint.formats.foreign.exporting import ArrayData, ExportFile, ExportPlan
+from safepoint.formats.foreign.safetensors_files import SINGLE_NAME, open_safetensors
 from safepoint.formats.safetensors import SafetensorsFormat
 from safepoint.formats.storage import LocalStorage
 
@@ -20,17 +23,17 @@ if TYPE_CHECKING:
 
     from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint
 
-__all__ = ["MAX_FILE_BYTES", "write_huggingface"]
+__all__ = ["MAX_FILE_BYTES", "plan_huggingface"]
 
 MAX_FILE_BYTES = 5 * 10**9
+_INDEX_NAME = "model.safetensors.index.json"
 
 
-def write_huggingface(tree: Any, checkpoint: ForeignCheckpoint, path: str, *, max_file_bytes: int) -> None:
-    """Write the tensors of a tree into an empty directory; plain values are left out.
+def plan_huggingface(tree: Any, checkpoint: ForeignCheckpoint, *, max_file_bytes: int) -> ExportPlan:
+    """Return files for the tensors of a tree; plain values are left out. A tied weight is kept under its first name.
 
     Raises:
         UnsupportedValueError: a dtype that safetensors does not have, or two tensors of one name.
-        StorageError: the directory cannot be written to.
     """
     arrays: dict[str, ForeignArray] = {}
     first: dict[LeafRef, str] = {}
@@ -47,18 +50,27 @@ def write_huggingface(tree: Any, checkpoint: ForeignCheckpoint, path: str, *, ma
             raise UnsupportedValueError(f"safetensors has no dtype {arrays[name].dtype}", leaf=name)
     groups = _groups(arrays, max_file_bytes)
     count = len(groups)
-    storage = LocalStorage(path)
-    weight_map: dict[str, str] = {}
-    for index, group in enumerate(groups):
-        file = "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+    names = [SINGLE_NAME] if count == 1 else [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    files = []
+    for name, group in zip(names, groups, strict=True):
         held = {alias: kept for alias, kept in tied.items() if kept in group}
-        _write_file(storage, file, group, {"format": "pt", **held})
-        weight_map.update(dict.fromkeys(group, file))
-    if count > 1:
-        total = sum(map(_num_bytes, arrays.values()))
-        index_json = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        storage.put("model.safetensors.index.json", json.dumps(index_json, indent=2, sort_keys=True).encode())
-    storage.sync_dir("")
+        files.append(_file(name, group, {"format": "pt", **held}))
+
+    def finish(path: str) -> None:
+        if count > 1:
+            weight_map = {key: name for name, group in zip(names, groups, strict=True) for key in group}
+            total = sum(map(array_bytes, arrays.values()))
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            LocalStorage(path).replace(_INDEX_NAME, json.dumps(index, indent=2, sort_keys=True).encode())
+
+    return ExportPlan(files=tuple(files), finish=finish, read_back=_read_back)
+
+
+def _read_back(path: str) -> Mapping[str, ForeignArray]:
+    # By name: `open_safetensors` would take a lone file of several for the whole.
+    index = os.path.join(path, _INDEX_NAME)
+    found = open_safetensors(path if os.path.exists(index) else os.path.join(path, SINGLE_NAME))
+    return {str(name): array for (name,), array in found.arrays.items()}
 
 
 def _refs(prefix: str, value: Any) -> Iterator[tuple[str, LeafRef]]:
@@ -69,15 +81,11 @@ def _refs(prefix: str, value: Any) -> Iterator[tuple[str, LeafRef]]:
             yield from _refs(f"{prefix}.{key}" if prefix else str(key), child)
 
 
-def _num_bytes(array: ForeignArray) -> int:
-    return Region.whole(array.shape).num_elements * ITEM_BYTES[array.dtype]
-
-
 def _groups(arrays: Mapping[str, ForeignArray], limit: int) -> list[dict[str, ForeignArray]]:
     groups: list[dict[str, ForeignArray]] = [{}]
     room = limit
     for name, array in arrays.items():
-        size = _num_bytes(array)
+        size = array_bytes(array)
         if groups[-1] and size > room:
             groups.append({})
             room = limit
@@ -86,15 +94,8 @@ def _groups(arrays: Mapping[str, ForeignArray], limit: int) -> list[dict[str, Fo
     return groups
 
 
-def _write_file(
-    storage: LocalStorage, file: str, group: Mapping[str, ForeignArray], metadata: Mapping[str, str]
-) -> None:
-    pieces = [Piece(key=name, dtype=array.dtype, shape=array.shape) for name, array in group.items()]
+def _file(name: str, group: Mapping[str, ForeignArray], metadata: Mapping[str, str]) -> ExportFile:
+    pieces = [Piece(key=key, dtype=array.dtype, shape=array.shape) for key, array in group.items()]
     layout = SafetensorsFormat().layout(pieces, metadata)
-    with storage.open_writer(file, num_bytes=layout.num_bytes) as writer:
-        writer.append(layout.header)
-        for placement in layout.placements:
-            data = memoryview(bytearray(placement.num_bytes))
-            group[placement.piece.key].read_into(Region.whole(placement.piece.shape), data)
-            writer.append(data)
-        writer.finish()
+    held = [placement.piece.key for placement in layout.placements]
+    return ExportFile(name=name, parts=(layout.header, *(ArrayData(name=key, array=group[key]) for key in held)))

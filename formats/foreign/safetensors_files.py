@@ -13,7 +13,7 @@ from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from safepoint.formats.errors import CorruptDataError, StorageError
 from safepoint.formats.fields import Fields, check_relative_path, parse_json
-from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, checked_region
+from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, checked_region, read_exactly
 from safepoint.formats.region import Region
 from safepoint.formats.safetensors import FileHeader, StoredTensor, read_header
 
@@ -150,7 +150,7 @@ class _Tensor(ForeignArray):
             with open(self._path, "rb", buffering=0) as file:
                 for start, length in region.runs_in(Region.whole(self.shape)):
                     size = length * item_bytes
-                    _read_exactly(file, self._offset + start * item_bytes, out[filled : filled + size])
+                    read_exactly(file, self._offset + start * item_bytes, out[filled : filled + size])
                     filled += size
         except OSError as error:
             raise StorageError(
@@ -158,12 +158,3 @@ class _Tensor(ForeignArray):
             ) from error
         except EOFError:
             raise CorruptDataError("the file is cut short", path=self._path, leaf=self._key) from None
-
-
-def _read_exactly(file: Any, offset: int, out: memoryview) -> None:
-    while len(out):
-        count = os.preadv(file.fileno(), [out[: 1 << 30]], offset)
-        if not count:
-            raise EOFError
-        offset += count
-        out = out[count:]

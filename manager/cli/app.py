@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from safepoint.manager.cli import changing, checking, looking
+from safepoint.manager.cli import changing, checking, converting, looking
 
 __all__ = ["app"]
 
@@ -34,6 +34,7 @@ app.command("verify", rich_help_panel=_LOOKING)(looking.verify_command)
 app.command("diff", rich_help_panel=_LOOKING)(looking.diff_command)
 app.command("copy", rich_help_panel=_CHANGING)(changing.copy_command)
 app.command("consolidate", rich_help_panel=_CHANGING)(changing.consolidate_command)
+app.command("convert", rich_help_panel=_CHANGING)(converting.convert_command)
 app.command("rm", rich_help_panel=_CHANGING)(changing.rm_command)
 app.command("gc", rich_help_panel=_CHANGING)(changing.gc_command)
 app.command("pin", rich_help_panel=_CHANGING)(changing.pin_command)

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp  # noqa: TID251 - the peer
 from safetensors.torch import load_file, save_file
 
 from safepoint.manager import CheckpointManager
-from safepoint.manager.converting import convert, export_dcp, export_huggingface
+from safepoint.manager.converting import convert
 from safepoint.manager.errors import (
     CorruptDataError,
     InvalidArgumentError,
@@ -115,8 +115,8 @@ def test_views_of_shared_memory_are_refused_where_they_cannot_be_kept(tmp_path: 
     assert torch.equal(back["x"]["part"], whole[2:5])
     for export in (
         lambda: convert(tmp_path / "a", tmp_path / "b", format="torch"),
-        lambda: export_dcp(tmp_path / "a", tmp_path / "dcp"),
-        lambda: export_huggingface(tmp_path / "a", tmp_path / "hf", item="x"),
+        lambda: convert(tmp_path / "a", tmp_path / "dcp", format="dcp"),
+        lambda: convert(tmp_path / "a", tmp_path / "hf", format="huggingface", item="x"),
     ):
         with pytest.raises(UnsupportedValueError, match="view of memory"):
             export()
@@ -125,14 +125,15 @@ def test_views_of_shared_memory_are_refused_where_they_cannot_be_kept(tmp_path: 
 def test_what_is_there_is_not_replaced_and_what_is_not_there_is_named(tmp_path: Path) -> None:
     saved(tmp_path / "a")
     convert(tmp_path / "a", tmp_path / "b")
+    assert convert(tmp_path / "a", tmp_path / "b").steps[0].outcome == "present"
     with pytest.raises(StepExistsError):
-        convert(tmp_path / "a", tmp_path / "b")
+        convert(tmp_path / "a", tmp_path / "b", format="torch")
     with pytest.raises(StepNotFoundError) as caught:
         convert(tmp_path / "a", tmp_path / "b", step=8)
     assert caught.value.available == (7,)
     (tmp_path / "hf").mkdir()
     with pytest.raises(InvalidArgumentError, match="already"):
-        export_huggingface(tmp_path / "a", tmp_path / "hf")
+        convert(tmp_path / "a", tmp_path / "hf", format="huggingface")
 
 
 def test_what_others_wrote_becomes_a_step(tmp_path: Path) -> None:
@@ -168,7 +169,8 @@ def test_orbax_reads_what_was_converted_from_orbax(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_file_bytes", [10**9, 100])
 def test_hugging_face_files_hold_each_weight_once(tmp_path: Path, max_file_bytes: int) -> None:
     model = saved(tmp_path / "a")["model"]
-    names = export_huggingface(tmp_path / "a", tmp_path / "hf", max_file_bytes=max_file_bytes)
+    (made,) = convert(tmp_path / "a", tmp_path / "hf", format="huggingface", max_file_bytes=max_file_bytes).steps
+    names = list(made.files)
     files = [name for name in names if name.endswith(".safetensors")]
     found = {key: value for name in files for key, value in load_file(tmp_path / "hf" / name).items()}
     wanted = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
@@ -185,7 +187,7 @@ def test_hugging_face_files_hold_each_weight_once(tmp_path: Path, max_file_bytes
 @pytest.mark.parametrize("file_format", ["safetensors", "orbax"])
 def test_dcp_loads_what_was_exported(tmp_path: Path, file_format: str) -> None:
     state = saved(tmp_path / "a", file_format)
-    export_dcp(tmp_path / "a", tmp_path / "dcp")
+    convert(tmp_path / "a", tmp_path / "dcp", format="dcp")
     model = {name: torch.zeros_like(value) for name, value in state["model"].state_dict().items()}
     target = {"model": model, "plain": {"n": 0}}
     dcp.load(target, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)

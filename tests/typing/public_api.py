@@ -12,6 +12,9 @@ from safepoint.manager import (
     Cast,
     CheckpointError,
     CheckpointManager,
+    ConvertedStep,
+    ConvertResult,
+    ForeignResult,
     KeepAll,
     KeepBest,
     KeepEvery,
@@ -25,6 +28,8 @@ from safepoint.manager import (
     RNGState,
     SaveResult,
     StepInfo,
+    convert,
+    restore_foreign,
 )
 from safepoint.manager.errors import (
     AsyncSaveError,
@@ -41,6 +46,8 @@ from safepoint.manager.events import Event, Observer, SaveCommitted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from safepoint.manager.progress import Progress
 
 
 def opening(root: Path) -> None:
@@ -141,3 +148,16 @@ def errors(manager: CheckpointManager, state: dict[str, Any]) -> None:
         assert_type(error.mismatches, tuple[str, ...] | None)
     except CorruptDataError as error:
         assert_type(error.target_modified, bool | None)
+
+
+def conversions(progress: Progress) -> None:
+    """Reading and writing what others do."""
+    read = restore_foreign("run", {"model": {}}, items=["model"], adapt=[Rename({"a.*": "b.*"})], transposed=["b.w"])
+    assert_type(read, ForeignResult)
+    assert_type(read.num_bytes, int)
+    made = convert("run", "other", format="orbax", mode="sharded", step="all", progress=progress)
+    assert_type(made, ConvertResult)
+    assert_type(made.steps, tuple[ConvertedStep, ...])
+    assert_type(made.errors, tuple[CheckpointError, ...])
+    assert_type(made.steps[0].step, int | None)
+    convert("run", "other", step="latest")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

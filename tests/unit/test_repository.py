@@ -97,7 +97,7 @@ def test_pure_modules_do_no_input_or_output(name: str) -> None:
 
 
 def test_nothing_inside_imports_the_facade() -> None:
-    users = (MANAGER, f"{MANAGER}.cli", f"{MANAGER}.integrations", f"{MANAGER}.converting")
+    users = (MANAGER, f"{MANAGER}.cli", f"{MANAGER}.integrations")
     found = [one for one in imports() if one.is_of(f"{MANAGER}.checkpoint_manager")]
 
     assert describe([one for one in found if one.importer != MANAGER and not is_in(one.importer, users[1:])]) == []
