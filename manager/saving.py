@@ -28,6 +28,7 @@ from safepoint.manager.file_bytes import stage_files
 from safepoint.manager.manifesting import assemble_manifest, check_written, commit_record
 from safepoint.manager.part_writing import write_part
 from safepoint.manager.planning import lay_out_files, plan_together
+from safepoint.manager.policy_text import policy_text
 from safepoint.manager.replicas import compare_replicas
 from safepoint.manager.results import SaveResult
 from safepoint.manager.sources import GatherSource, LiveSource, Source, send_parts
@@ -320,7 +321,7 @@ class SaveOperation:
             sequence=self._sequence,
             metrics=self.metrics,
             timings=self.timings,
-            extra={"blocking": self.blocking},
+            extra={"blocking": self.blocking, "keep": policy_text(options.keep)},
         )
         self._replaced = session.committer.publish_beside(record, find_step(session.committer, self.step))
         self._published = True

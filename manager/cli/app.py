@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from safepoint.manager.cli import changing, checking, converting, looking
+from safepoint.manager.cli import changing, checking, converting, looking, reporting
 
 __all__ = ["app"]
 
@@ -32,6 +32,7 @@ app.command("show", rich_help_panel=_LOOKING)(looking.show_command)
 app.command("cat", rich_help_panel=_LOOKING)(looking.cat_command)
 app.command("verify", rich_help_panel=_LOOKING)(looking.verify_command)
 app.command("diff", rich_help_panel=_LOOKING)(looking.diff_command)
+app.command("report", rich_help_panel=_LOOKING)(reporting.report_command)
 app.command("copy", rich_help_panel=_CHANGING)(changing.copy_command)
 app.command("consolidate", rich_help_panel=_CHANGING)(changing.consolidate_command)
 app.command("convert", rich_help_panel=_CHANGING)(converting.convert_command)

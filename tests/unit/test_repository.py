@@ -150,9 +150,18 @@ def test_every_folder_with_modules_is_packaged() -> None:
 
 
 def test_types_are_shipped() -> None:
-    for package, files in pyproject()["tool"]["setuptools"]["package-data"].items():
-        assert files == ["py.typed"]
-        assert (ROOT / package.removeprefix("safepoint.") / "py.typed").exists()
+    shipped = pyproject()["tool"]["setuptools"]["package-data"]
+
+    assert shipped["safepoint.formats"] == shipped["safepoint.manager"] == ["py.typed"]
+
+
+def test_every_file_that_is_no_module_is_shipped() -> None:
+    shipped = pyproject()["tool"]["setuptools"]["package-data"]
+    listed = {ROOT.joinpath(*package.split(".")[1:], name) for package, names in shipped.items() for name in names}
+    folders = {path.parent for path in module_files()}
+    others = {path for folder in folders for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+
+    assert others == listed
 
 
 @pytest.mark.parametrize("name", ["xla", "cpu"])
