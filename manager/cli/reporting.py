@@ -65,8 +65,8 @@ def report_command(
     if as_json:
         print_json(_document(facts) | {"page": os.path.abspath(output), "num_bytes": len(page)})
         return
-    found = {"step": facts.kept, "restore": facts.restores, "fault": facts.faults}
-    counts = ", ".join(counted(len(many), what) for what, many in found.items())
+    found = (len(facts.kept), "step"), (len(facts.restores), "restore"), (len(facts.faults), "fault")
+    counts = ", ".join(counted(number, what) for number, what in found)
     print_line(f"{output}: {counts}")
 
 
