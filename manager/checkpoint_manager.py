@@ -97,7 +97,7 @@ class CheckpointManager(Closing):
             unchanged: how a step gets leaves that are the same as in the step before: "write" writes them again, "link"
                 makes hard links to that step's files (docs/incremental.md).
             store: "host:port" at which processes meet that have neither torch.distributed nor XLA replicas between
-                them; process 0 opens it. Needs RANK and WORLD_SIZE in the environment, as torchrun sets them.
+                them; process 0 opens it, with RANK and WORLD_SIZE as torchrun sets them. "alone": meet nobody.
             progress: "auto": what holds the caller up for longer than a second is shown on one line of the terminal, by
                 process 0, if standard error is one. "off": never.
             observers: functions told of each event on this process (`safepoint.manager.events`), on a thread of their

@@ -10,13 +10,16 @@ import os
 from typing import TYPE_CHECKING
 
 from safepoint.manager.coordination.device_sync import xla_is_in_use
-from safepoint.manager.coordination.single import SingleProcess
+from safepoint.manager.coordination.single import Alone, SingleProcess
 from safepoint.manager.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from safepoint.manager.coordination.base import Coordinator
 
-__all__ = ["detect_coordinator"]
+__all__ = ["ALONE", "detect_coordinator"]
+
+ALONE = "alone"
+"""As a store: this process saves by itself, whatever others run with it."""
 
 logger = logging.getLogger("safepoint.coordination")
 
@@ -28,7 +31,8 @@ def detect_coordinator(*, store: str | None = None, deadline_secs: float = 600.0
 
     Args:
         store: "host:port" at which process 0 shall serve the meeting place; RANK and WORLD_SIZE of the environment
-            say who is who. None: torch.distributed, XLA replicas, or one process, whichever runs.
+            say who is who. "alone": no others, whatever runs. None: torch.distributed, XLA replicas, or one process,
+            whichever runs.
         deadline_secs: how long to wait for the others.
 
     Raises:
@@ -37,6 +41,8 @@ def detect_coordinator(*, store: str | None = None, deadline_secs: float = 600.0
     """
     import torch.distributed as dist  # noqa: PLC0415 - heavy, and not in every build of torch
 
+    if store == ALONE:
+        return Alone()
     if store is not None:
         from safepoint.manager.coordination.explicit import open_at  # noqa: PLC0415
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from safepoint.manager.coordination.base import Decide
 
-__all__ = ["SingleProcess"]
+__all__ = ["Alone", "SingleProcess"]
 
 _KEPT_BLOBS = 64
 
@@ -48,7 +48,7 @@ class SingleProcess(Coordinator):
             InvalidArgumentError: this process has become one of several since.
         """
         del deadline_secs
-        _check_still_alone()
+        self._check_still_alone()
         self.emit(f"meet:{name}")
         answer = b"" if decide is None else decide([payload])
         if isinstance(answer, bytes):
@@ -84,8 +84,8 @@ class SingleProcess(Coordinator):
     def background(self, name: str = "async") -> Coordinator:
         """See `Coordinator.background`."""
         if name not in self._views:
-            view = self._views[name] = SingleProcess()
-            view._blobs = self._blobs  # what one view shares, the other fetches
+            view = self._views[name] = type(self)()
+            view._blobs = self._blobs  # noqa: SLF001  # what one view shares, the other fetches
             view.on_event = self.emit
         return self._views[name]
 
@@ -115,16 +115,22 @@ class SingleProcess(Coordinator):
     def close(self) -> None:
         """Nothing to let go of."""
 
+    def _check_still_alone(self) -> None:
+        import torch.distributed as dist  # noqa: PLC0415 - heavy, and not in every build of torch
 
-def _check_still_alone() -> None:
-    import torch.distributed as dist  # noqa: PLC0415 - heavy, and not in every build of torch
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise InvalidArgumentError(
+                "this manager was opened before torch.distributed was initialised: it knows of one process, and there "
+                f"are {dist.get_world_size()}",
+                hint="Call torch.distributed.init_process_group() first, then open the manager on every process.",
+            )
 
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise InvalidArgumentError(
-            "this manager was opened before torch.distributed was initialised: it knows of one process, and there are "
-            f"{dist.get_world_size()}",
-            hint="Call torch.distributed.init_process_group() first, then open the manager on every process.",
-        )
+
+class Alone(SingleProcess):
+    """The coordinator of a process that saves by itself on purpose, whatever others run with it."""
+
+    def _check_still_alone(self) -> None:
+        """There may be others."""
 
 
 class _NobodyElse(Transport):

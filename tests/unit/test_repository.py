@@ -26,6 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         f"{MANAGER}.staging",
         f"{MANAGER}.preemption",
         f"{MANAGER}.rng",
+        f"{MANAGER}.integrations.lightning_io",
         DEMO_TRAINING,
     ),
     "torch.distributed": (COORDINATION, ADAPTERS, "safepoint.formats.foreign.dcp_writing", DEMO_TRAINING),
@@ -40,6 +41,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pickle": (),
     "typer": (f"{MANAGER}.cli",),
     "rich": (f"{MANAGER}.cli",),
+    "lightning": (f"{MANAGER}.integrations",),
+    "transformers": (f"{MANAGER}.integrations",),
+    "accelerate": (f"{MANAGER}.integrations",),
 }
 PURE = ("policies", "planner", "wire", "step_listing")
 NOT_PURE = ("os", "io", "pathlib", "shutil", "tempfile", "socket", "subprocess", "torch", COORDINATION)
@@ -115,6 +119,14 @@ def test_importing_safepoint_imports_nothing_that_starts_threads_or_devices(pack
     found = [one for one in imports() if one.is_of(package)]
 
     assert describe([one for one in found if not (one.is_lazy or one.is_for_types)]) == []
+
+
+def test_nothing_inside_imports_an_integration() -> None:
+    integrations = f"{MANAGER}.integrations"
+
+    found = [one for one in imports() if one.is_of(integrations) and not is_in(one.importer, (integrations,))]
+
+    assert describe(found) == []
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
