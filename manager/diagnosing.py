@@ -158,6 +158,9 @@ def _write_probe(storage: LocalStorage) -> Iterator[Finding]:
         direct = allows_direct(storage.root / name / "probe")
         text = "yes" if direct else "no: writes go through the page cache"
         yield Finding(name="direct I/O", level="ok" if direct else "note", text=text, data=direct)
+        linked = storage.link_file(f"{name}/probe", f"{name}/link")
+        text = "yes" if linked else 'no: unchanged="link" has no effect'
+        yield Finding(name="hard links", level="ok" if linked else "note", text=text, data=linked)
         text = f"{rate / 1e6:,.0f} MB/s, {_PROBE_BYTES >> 20} MiB, durably"
         yield Finding(name="write speed", level="ok", text=text, data=round(rate))
     except (CheckpointError, OSError) as error:

@@ -84,6 +84,8 @@ class LinkMemory:
         """Why the last save linked nothing; "" if it did."""
         self.is_refused = False
         """Whether this storage has no links: nothing is tried any more."""
+        if not storage.renames:
+            self.refuse()
 
     def offer(self, base: LinkBase) -> None:
         """Note what becomes the base once its attempt is committed."""

@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["SMALL_BYTES", "pack"]
+__all__ = ["SMALL_BYTES", "num_cores", "pack"]
 
 SMALL_BYTES = 32 << 10
 """Tensors smaller than this are copied many at once."""
@@ -90,7 +90,7 @@ def _cut(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Iterator
 
 def _copy_all(parts: list[_Part]) -> None:
     num_bytes = sum(len(source) for _, source in parts)
-    threads = min(_MOST_THREADS, _num_cores(), num_bytes // _BYTES_WORTH_A_THREAD)
+    threads = min(_MOST_THREADS, num_cores(), num_bytes // _BYTES_WORTH_A_THREAD)
     waiting = iter(parts)
     lock = threading.Lock()
 
@@ -115,5 +115,6 @@ def _copy_all(parts: list[_Part]) -> None:
         helper.join()
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

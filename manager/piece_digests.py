@@ -1,6 +1,6 @@
 """The digest of each piece that a save would write, taken at the speed of memory.
 
-Two threads share each batch; neither holds the GIL over large pieces. Knows nothing of files and earlier steps.
+A few threads share each batch; none holds the GIL over large pieces. Knows nothing of files and earlier steps.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import torch
 
 from safepoint.formats.checksum import digest
 from safepoint.manager.collecting import paused_collection
+from safepoint.manager.packing import num_cores
 from safepoint.manager.sources import batches, byte_view, piece_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from safepoint.manager.file_bytes import PlannedFile
-    from safepoint.manager.sources import PlannedPiece, Source
+from safepoint.manager.sources import PlannedPiece, Source
 
 __all__ = ["ImageSource", "digest_pieces"]
 
 _BYTES_WORTH_A_THREAD = 4 << 20
+_MOST_HELPERS = 3  # beyond it memory is the limit
 
 
 def digest_pieces(pieces: Sequence[PlannedPiece], source: Source) -> list[str]:
@@ -32,28 +34,39 @@ def digest_pieces(pieces: Sequence[PlannedPiece], source: Source) -> list[str]:
         CheckpointError: a piece cannot be read.
     """
     digests: list[str] = []
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="safepoint-digest") as helper:
+    with ThreadPoolExecutor(max_workers=_MOST_HELPERS, thread_name_prefix="safepoint-digest") as helpers:
         for batch in batches(pieces, piece_bytes):
             source.prepare(batch)
             with paused_collection():
                 views = [byte_view(source.load(piece)) for piece in batch]
-            digests += _digest_batch(views, helper)
+            digests += _digest_batch(views, helpers)
     return digests
 
 
-def _digest_batch(views: list[memoryview], helper: ThreadPoolExecutor) -> list[str]:
-    half = sum(map(len, views)) // 2
-    if len(views) == 1 or half < _BYTES_WORTH_A_THREAD:
-        return _digest_all(views)
-    count, total = 0, 0
-    while total < half and count < len(views) - 1:
-        total += len(views[count])
-        count += 1
+def _digest_batch(views: list[memoryview], helpers: ThreadPoolExecutor) -> list[str]:
+    shares = _shares(views)
     try:
-        others = helper.submit(_digest_all, views[count:])
+        others = [helpers.submit(_digest_all, share) for share in shares[1:]]
     except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
         return _digest_all(views)
-    return _digest_all(views[:count]) + others.result()
+    found = _digest_all(shares[0])
+    for other in others:
+        found += other.result()
+    return found
+
+
+def _shares(views: list[memoryview]) -> list[list[memoryview]]:
+    """Cut what is to be digested into runs of about the same size, one a thread."""
+    total = sum(map(len, views))
+    threads = min(num_cores(), 1 + _MOST_HELPERS, max(1, total // _BYTES_WORTH_A_THREAD))
+    shares: list[list[memoryview]] = [[]]
+    size = 0
+    for view in views:
+        if len(shares) < threads and size * threads >= total * len(shares):
+            shares.append([])
+        shares[-1].append(view)
+        size += len(view)
+    return shares
 
 
 def _digest_all(views: list[memoryview]) -> list[str]:

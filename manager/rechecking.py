@@ -98,9 +98,16 @@ class Recheck:
 
     def _read(self, prefix: str, index: int, *, look: Callable[[int], None] | None = None) -> CheckpointError | None:
         try:
+            # Of what is in the page cache one would learn nothing; and it is better used for other things.
+            self._drop_cached(prefix, index)
             verify_file(self._storage, prefix, self._files[index], progress=look)
+            self._drop_cached(prefix, index)
         except CheckpointError as error:
             if look is None or isinstance(error, CorruptDataError):
                 logger.warning("a file is not linked on, what is wanted of it will be written anew: %s", error)
             return error
         return None
+
+    def _drop_cached(self, prefix: str, index: int) -> None:
+        with self._storage.open_reader(f"{prefix}/{self._files[index].path}".lstrip("/")) as reader:
+            reader.drop_cached()

@@ -158,6 +158,9 @@ class FileReader(ABC):
             self.read_into(offset, part)
             offset += len(part)
 
+    def drop_cached(self) -> None:
+        """Ask that the next reads come from the medium. A hint, for which most storages have no use."""
+
     @abstractmethod
     def close(self) -> None:
         """Release the file; idempotent."""
@@ -341,11 +344,10 @@ class Storage(ABC):
         """
 
     def link_file(self, source: str, target: str) -> bool:
-        """Give a file a second name; both are equal from then on. The target's directory is the caller's to sync.
+        """Give a file a second name, the equal of the first. The target's directory is the caller's to sync.
 
         Returns:
-            False, nothing having changed, where that cannot be had: the storage has no links, it refuses one between
-            these two places or one more of this file, or `source` is gone.
+            False, nothing having changed, where the storage has no links or refuses this one, or `source` is gone.
 
         Raises:
             StorageError: EEXIST when something is at `target`; ENOENT when its parent is missing.

@@ -163,6 +163,12 @@ class LocalFileReader(FileReader):
                 hint="It was cut short after it was written: restore another step, or a copy of this one.",
             )
 
+    @override
+    def drop_cached(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # no such hint here
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def identity(self) -> tuple[int, ...]:
         """Return what tells this file from another that has its name later.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "orbax": {"mode": "sharded", "format": "orbax"},  # from before items of many arrays became databases
     "orbax_ocdbt": {"mode": "sharded", "format": "orbax"},
     "orbax_zstd": {"mode": "consolidated", "format": "orbax_zstd"},
+    "linked": {"mode": "consolidated", "unchanged": "link"},  # with a file of the step before
 }
 STEP = 12
 
@@ -63,6 +65,8 @@ def make_state(kind: str) -> dict[str, Any]:
     }
     if kind in ("consolidated", "sharded"):  # readers of the other formats know neither
         state["more"] = {"complex": torch.tensor([1 + 2j]), "window": base[2:8:2], 5: "five", "5": "a string"}
+    if kind == "linked":
+        state["arrays"]["frozen"] = torch.arange(6000, dtype=torch.uint8)  # more than a header: worth a link
     return state
 
 
@@ -72,7 +76,10 @@ def main() -> None:
         if root.exists():  # golden steps are never written again
             continue
         with CheckpointManager(root, **options) as manager:
+            if kind == "linked":
+                manager.save(STEP - 1, make_state(kind))
             manager.save(STEP, make_state(kind), metrics={"loss": 0.5})
+        shutil.rmtree(root / str(STEP - 1), ignore_errors=True)
         for path in (root / ".safepoint").glob("*"):
             path.unlink()
         (root / ".safepoint").rmdir()

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage.memory_objects import MemoryObjects
 from safepoint.formats.storage.system import SystemCalls
 from safepoint.manager import CheckpointManager, KeepLast, PerProcess
 from safepoint.manager.errors import InvalidArgumentError
+from safepoint.manager.linking import LinkMemory
+from safepoint.manager.step_reading import StepReader
 from safepoint.manager.unchanged import MAX_LINKS
 
 SIZE = 4096  # items of a leaf: larger than a header, so that a file with one changed leaf of four is worth linking
@@ -250,6 +253,15 @@ def test_a_storage_without_links_is_written_to_in_full_and_told_of_once(
         assert [result.full_reason for result in results[1:]] == ["this storage refuses hard links"] * 2
     assert sum("refuses hard links" in record.message for record in caplog.records) == 1
     assert set(files_of(tmp_path, 3)) == {"model/model.safetensors", "other/other.safetensors"}
+
+
+def test_a_storage_without_renames_has_no_links_and_nothing_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    storage = MemoryObjects()
+    with caplog.at_level(logging.WARNING):
+        memory = LinkMemory(storage, StepReader(storage))
+    assert memory.is_refused
+    assert "refuses hard links" in memory.reason
+    assert "every leaf of every step is written" in caplog.text
 
 
 def test_names_that_other_tools_open_hold_all_of_an_item_or_are_not_there(tmp_path: Path) -> None:
