@@ -19,6 +19,7 @@ from safepoint.manager.commit import Committer
 from safepoint.manager.rechecking import Recheck
 from safepoint.manager.verifying import verify_steps
 
+from support.fault_runner import run_forked
 from support.faulty_storage import FaultyStorage
 from support.power_cut import Recorder
 
@@ -198,6 +199,32 @@ def test_a_link_that_fails_fails_the_save_and_leaves_nothing(tmp_path: Path, mon
         check(manager, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".safepoint", "1", "3"]
     assert (tmp_path / "1/model/model.safetensors").stat().st_nlink == 2
+
+
+def test_readers_beside_a_writer_that_links_and_keeps_two_never_see_half_a_step(tmp_path: Path) -> None:
+    root, last = tmp_path / "root", 30
+
+    def write() -> None:
+        with CheckpointManager(root, keep=KeepLast(2), unchanged="link", deadline_secs=10.0) as manager:
+            for step in range(last + 1):
+                manager.save(step, make_state(step), blocking=step % 3 == 0)
+
+    def read() -> None:
+        os.environ.pop("RANK")
+        os.environ.pop("WORLD_SIZE")
+        manager = CheckpointManager(root, deadline_secs=10.0)
+        seen = [-1]
+        while seen[-1] < last:
+            restored = manager.restore_latest()
+            if restored is not None:
+                assert restored.state is not None
+                assert torch.equal(restored.state["model"]["w0"], make_state(restored.step)["model"]["w0"])
+                assert torch.equal(restored.state["model"]["w3"], make_state(0)["model"]["w3"])
+                seen.append(restored.step)
+        assert seen == sorted(seen)
+
+    assert run_forked(lambda rank: read() if rank else write(), range(2), tmp_path) == []
+    assert verify_steps(LocalStorage(root)) == []
 
 
 def version_of(storage: Storage) -> int:

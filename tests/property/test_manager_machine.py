@@ -41,12 +41,15 @@ def state_of(seed: int) -> dict[str, Any]:
     weight = torch.full((3, 2), float(seed))
     return {
         "model": {"weight": weight, "tied": weight, "row": weight[1], "of.its.own": torch.tensor(seed)},
+        "frozen": torch.arange(3000.0),  # larger than a header, so that its file is worth a link
         "names": [f"save {seed}"] * (seed % 3),
         "seed": seed,
     }
 
 
 class Checkpoints(RuleBasedStateMachine):
+    unchanged: Any = "write"
+
     def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.mkdtemp()
@@ -106,7 +109,7 @@ class Checkpoints(RuleBasedStateMachine):
 
     @initialize(mode=modes)
     def open(self, mode: Any) -> None:
-        self.manager = CheckpointManager(self.root, keep=POLICY, mode=mode)
+        self.manager = CheckpointManager(self.root, keep=POLICY, mode=mode, unchanged=self.unchanged)
 
     def settle(self) -> None:
         if self.behind is not None:
@@ -168,7 +171,7 @@ class Checkpoints(RuleBasedStateMachine):
         except CheckpointError:
             pass
         self.manager.close()  # its storage does nothing any more; but a root has one owner in a process
-        self.manager = CheckpointManager(self.root, keep=POLICY, mode=mode)
+        self.manager = CheckpointManager(self.root, keep=POLICY, mode=mode, unchanged=self.unchanged)
         event("a crash after the save" if finished else "a crash in the save")
         if finished:
             self.note_commit(step, seed)
@@ -179,7 +182,7 @@ class Checkpoints(RuleBasedStateMachine):
     def reopen(self, mode: Any) -> None:
         self.settle()
         self.manager.close()
-        self.manager = CheckpointManager(self.root, keep=POLICY, mode=mode)
+        self.manager = CheckpointManager(self.root, keep=POLICY, mode=mode, unchanged=self.unchanged)
         self.restored = None
 
     @rule()
@@ -219,3 +222,13 @@ class Checkpoints(RuleBasedStateMachine):
 
 TestCheckpoints = Checkpoints.TestCase
 TestCheckpoints.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+class LinkedCheckpoints(Checkpoints):
+    """The same where steps share files."""
+
+    unchanged = "link"
+
+
+TestLinkedCheckpoints = LinkedCheckpoints.TestCase
+TestLinkedCheckpoints.settings = settings(max_examples=10, stateful_step_count=20)
