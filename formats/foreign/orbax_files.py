@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from safepoint.formats.fields import Fields
 from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, Keys, build_nested, checked_region, tree_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from safepoint.formats.region import Region
     from safepoint.formats.tree import TreePath
@@ -29,10 +30,15 @@ __all__ = ["TREE_NAME", "is_orbax", "open_orbax"]
 TREE_NAME = "_METADATA"
 STEP_NAME = "_CHECKPOINT_METADATA"
 _JSON_NAME = "metadata"
+_DATABASE = "manifest.ocdbt"
+_PROCESS = "ocdbt.process_"
 _LONE_ITEMS = ("default", "state")
 _MAX_JSON_BYTES = 1 << 30
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": (), "NamedTuple": None}
+_WITHOUT_ARRAY = (*_EMPTY, "string")
 _INDEX_KEY = 1
+_UNKNOWN = r"is not registered|Unsupported zarr dtype|member \"(zarr_format|data_type|chunk_grid|chunk_key_encoding)\""
+"""In what TensorStore says of metadata that it understands, and of which it does not have what they ask for."""
 
 
 def is_orbax(path: str) -> bool:
@@ -57,7 +63,7 @@ def open_orbax(path: str) -> ForeignCheckpoint:
     names = [name for name in sorted(os.listdir(path)) if _is_item(os.path.join(path, name))]
     if not names:
         raise CorruptDataError("an Orbax step without items", path=path)
-    metrics = _read_metrics(path, names)
+    metrics = _read_metrics(path, names, step)
     if len(names) == 1 and names[0] in _LONE_ITEMS:
         tree = _read_item(os.path.join(path, names[0]), (), arrays)
     else:
@@ -72,10 +78,10 @@ def _is_item(path: str) -> bool:
     return any(os.path.isfile(os.path.join(path, name)) for name in (TREE_NAME, _JSON_NAME, "metrics"))
 
 
-def _read_metrics(path: str, names: list[str]) -> Any:
+def _read_metrics(path: str, names: list[str], step: Any) -> Any:
     metrics = os.path.join(path, "metrics", "metrics")
     if not os.path.isfile(metrics):
-        return {}
+        return (step.get("metrics") if isinstance(step, dict) else None) or {}
     names.remove("metrics")
     return _load_json(metrics)
 
@@ -98,6 +104,7 @@ def _read_item(path: str, prefix: TreePath, arrays: dict[TreePath, ForeignArray]
     if not os.path.isfile(os.path.join(path, TREE_NAME)):
         return _load_json(os.path.join(path, _JSON_NAME))
     item = _Item(path)
+    item.open_arrays([".".join(key for key, _ in keys) for keys, kind in item.entries if kind not in _WITHOUT_ARRAY])
     leaves = []
     for keys, kind in item.entries:
         value: Any
@@ -135,11 +142,14 @@ class _Item:
             raise CorruptDataError(
                 "the OCDBT database of the item is missing: its processes' parts were not merged", path=path
             )
+        if self._use_ocdbt and not self._is_complete:
+            self._check_merged()
         self.entries = [_entry(value, file) for value in fields.table("tree_metadata").values()]
         self._strings: dict[str, Any] | None = None
+        self._opening: dict[str, Any] = {}
 
     def _has_ocdbt(self) -> bool:
-        return os.path.isfile(os.path.join(self._path, "manifest.ocdbt"))
+        return os.path.isfile(os.path.join(self._path, _DATABASE))
 
     def text(self, name: str) -> str:
         if self._strings is None:
@@ -155,14 +165,24 @@ class _Item:
             raise CorruptDataError(f"a number has the shape {array.shape}", path=self._path, leaf=name)
         return array.store.read().result().item()
 
+    def open_arrays(self, names: Iterable[str]) -> None:
+        """Begin to open arrays, all at once: one after the other, each would wait for its metadata."""
+        self._opening = {name: self._open(name) for name in names}
+
     def array(self, name: str) -> _OrbaxArray:
-        base = {"driver": "file", "path": f"{self._path}/"}
+        """Return an array that was begun to be opened."""
+        opening = self._opening[name]
+        try:
+            store = opening if isinstance(opening, Exception) else opening.result()
+        except Exception as error:
+            raise _translated(error, self._path, name) from error
+        if isinstance(store, Exception):
+            raise _translated(store, self._path, name) from store
+        return _OrbaxArray(store, self._ts, self._path, name)
+
+    def _open(self, name: str) -> Any:
         place = f"{name}/" if name else ""
-        kvstore = (
-            {"driver": "ocdbt", "base": base, "path": place}
-            if self._use_ocdbt
-            else {"driver": "file", "path": f"{self._path}/{place}"}
-        )
+        kvstore = {"driver": "ocdbt", "base": self._base(""), "path": place} if self._use_ocdbt else self._base(place)
         spec = {
             "driver": "zarr3" if self._use_zarr3 else "zarr",
             "kvstore": kvstore,
@@ -172,10 +192,38 @@ class _Item:
             "fill_missing_data_reads": not self._is_complete,
         }
         try:
-            store = self._ts.open(spec, open=True, read=True, context=self._context).result()
+            return self._ts.open(spec, open=True, read=True, context=self._context)
+        except Exception as error:  # noqa: BLE001 - raised where the array is asked for
+            return error
+
+    def _base(self, below: str) -> dict[str, str]:
+        return {"driver": "file", "path": f"{self._path}/{below}"}
+
+    def _check_merged(self) -> None:
+        """Refuse a database that lacks what a process wrote, where that would be read as zeros.
+
+        Merging does not notice a process that was late. Where every chunk is stored, one that is lost is missed anyhow.
+        """
+        merged = self._keys("")
+        for name in sorted(os.listdir(self._path)):
+            if not name.startswith(_PROCESS) or not os.path.isfile(os.path.join(self._path, name, _DATABASE)):
+                continue
+            lost = self._keys(f"{name}/") - merged
+            if lost:
+                raise CorruptDataError(
+                    f"{len(lost)} keys of this process, such as {min(lost)!r}, are not in the database of the item",
+                    path=os.path.join(self._path, name),
+                    leaf=min(lost).partition("/")[0],
+                    hint="It was not merged, or only in part: the item is not whole.",
+                )
+
+    def _keys(self, below: str) -> set[str]:
+        spec = {"driver": "ocdbt", "base": self._base(below)}
+        try:
+            found = self._ts.KvStore.open(spec, context=self._context).result().list().result()
         except Exception as error:
-            raise _translated(error, self._path, name) from error
-        return _OrbaxArray(store, self._ts, self._path, name)
+            raise _translated(error, os.path.join(self._path, below), None) from error
+        return {key.decode(errors="replace") for key in found}
 
 
 def _entry(value: Any, file: str) -> tuple[Keys, str]:
@@ -212,11 +260,16 @@ class _OrbaxArray(ForeignArray):
             raise _translated(error, self._path, self._name) from error
 
 
-def _translated(error: Exception, path: str, leaf: str) -> CheckpointError:
+def _translated(error: Exception, path: str, leaf: str | None) -> CheckpointError:
     """Return our error for one of TensorStore's, which are all ValueErrors that begin with a code."""
-    text = str(error)
+    text = re.sub(r" \[(tensorstore_spec|source locations)=.*", "", str(error), flags=re.DOTALL)
+    files = re.findall(r'local file "([^"]+)"', text)
+    if files and files[-1].startswith(f"{path}/"):
+        path = files[-1].rstrip("/")
     if text.startswith(("PERMISSION_DENIED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")):
         return StorageError(f"cannot read it: {text}", path=path, leaf=leaf)
     if text.startswith("NOT_FOUND"):
         return CorruptDataError(f"a part of the array is missing: {text}", path=path, leaf=leaf)
+    if re.search(_UNKNOWN, text):
+        return UnsupportedValueError(f"the array is stored as TensorStore cannot read it: {text}", path=path, leaf=leaf)
     return CorruptDataError(f"the array cannot be read: {text}", path=path, leaf=leaf)
