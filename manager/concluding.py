@@ -19,11 +19,12 @@ from safepoint.manager.writing import write_files
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from safepoint.formats.base import Format, WriteJob
     from safepoint.manager.directing import Direction, SaveDecision
     from safepoint.manager.session import Session
     from safepoint.manager.writing import WriteReport
 
-__all__ = ["conclude"]
+__all__ = ["conclude", "concluding_files"]
 
 
 def conclude(
@@ -42,15 +43,15 @@ def conclude(
         AttemptLostError: others gave the attempt up meanwhile.
     """
     job = write_job(direction, decision, session.coordinator, metrics)
-    plans = get_format(session.options.format).conclude(_parts(reports), job)
-    if not plans:
+    files = concluding_files(get_format(session.options.format), reports, job)
+    if not files:
         return list(reports)
     prefix = session.committer.prefix_of(step, direction.attempt)
     try:
         added = write_files(
             session.storage,
             prefix,
-            [PlannedFile(path=plan.path, layout=plan.layout, pieces=(), shards=()) for plan in plans],
+            files,
             LiveSource({}),
             process_index=session.coordinator.process_index,
             attempt=direction.attempt,
@@ -58,6 +59,12 @@ def conclude(
     except StorageError as error:
         raise session.committer.lost_or(error, step, prefix) from error
     return [replace(reports[0], files=(*reports[0].files, *added.files)), *reports[1:]]
+
+
+def concluding_files(file_format: Format, reports: Sequence[WriteReport], job: WriteJob) -> list[PlannedFile]:
+    """Return the files, without data, that say where the data of all are."""
+    plans = file_format.conclude(_parts(reports), job)
+    return [PlannedFile(path=plan.path, layout=plan.layout, pieces=(), shards=()) for plan in plans]
 
 
 def _parts(reports: Sequence[WriteReport]) -> Iterator[WrittenPart]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from safepoint.formats.base import LeafParts, WriteJob
 from safepoint.formats.checksum import digest
 from safepoint.formats.commit_record import CommitRecord
-from safepoint.formats.entries import FileEntry
 from safepoint.formats.layout import LAYOUT_VERSION, Mode
 from safepoint.formats.region import Region
 from safepoint.formats.registry import get_format
 from safepoint.formats.storage import LocalStorage
+from safepoint.manager.concluding import concluding_files
 from safepoint.manager.directing import Direction
 from safepoint.manager.done_files import DoneFiles
 from safepoint.manager.errors import CheckpointError, InvalidArgumentError, StorageError
@@ -28,8 +28,9 @@ from safepoint.manager.manifesting import assemble_manifest, check_written
 from safepoint.manager.outline import outline_state
 from safepoint.manager.owning import begin_or_resume, check_absent, owned_root
 from safepoint.manager.planner import WriteAssignment
+from safepoint.manager.progress import QUIET
 from safepoint.manager.remembering import Memo
-from safepoint.manager.sources import batches, byte_view
+from safepoint.manager.sources import byte_view
 from safepoint.manager.step_listing import CommittedStep
 from safepoint.manager.step_paths import OpenStep
 from safepoint.manager.step_reading import StepReader
@@ -55,9 +56,6 @@ __all__ = ["DONE_NAME", "Outcome", "Rewriting", "Rewritten", "chosen_mode"]
 
 DONE_NAME = "converting.json"
 """What is done of an attempt that was interrupted; not in a step."""
-
-BATCH_BYTES = 64 << 20
-"""How much is written between two notes of what is done."""
 
 Outcome = Literal["written", "resumed", "present"]
 
@@ -132,18 +130,26 @@ class Rewriting:
         self.opened.check_complete()
         if self.format != "safetensors":
             self.opened.check_whole_arrays()
-        files = self._plan()
+        job = self._job()
+        files = plan_files(
+            [WriteAssignment(path, Region.whole(spec.shape), 0, 0) for path, spec in self._specs.items()],
+            self._specs,
+            file_format=get_format(self.format),
+            job=job,
+        )
         with owned_root(destination, spare=[self.attempt]) as owned:
-            return self._commit(owned, files, progress)
+            return self._commit(owned, files, job, progress)
 
-    def _commit(self, owned: OwnedRoot, files: Sequence[PlannedFile], progress: Progress) -> Rewritten:
+    def _commit(self, owned: OwnedRoot, files: Sequence[PlannedFile], job: WriteJob, progress: Progress) -> Rewritten:
         committer = owned.committer()
         check_absent(committer, self.step)
         prefix, begun = begin_or_resume(committer, self.step, self.attempt)
         try:
             with DoneFiles(owned.storage, f"{prefix}/{DONE_NAME}") as done:
-                entries, digests = self._write(owned.storage, prefix, files, done, progress)
-                record = self._record(owned, self._manifest(entries, files))
+                reports, digests = self._write(owned.storage, prefix, files, done, progress)
+                ends = concluding_files(get_format(self.format), reports, job)
+                reports += [self._write_file(owned.storage, prefix, file, _Source(self.opened, QUIET)) for file in ends]
+                record = self._record(owned, self._manifest(reports))
                 written = _read_step(owned, record, prefix)
                 check_leaves(written, digests, progress)
                 done.remove()
@@ -156,31 +162,25 @@ class Rewriting:
             raise
         return _rewritten(record, written.manifest, "resumed" if begun else "written")
 
-    def _plan(self) -> list[PlannedFile]:
-        specs = self._specs
+    def _job(self) -> WriteJob:
         file_format = get_format(self.format)
         leaves = [
             LeafParts(path=path, dtype=spec.dtype, shape=spec.shape, regions=(Region.whole(spec.shape),))
-            for path, spec in specs.items()
+            for path, spec in self._specs.items()
         ]
 
         def outline() -> dict[str, Any]:
             return outline_state(self.opened.state.nodes)
 
-        return plan_files(
-            [WriteAssignment(path, Region.whole(spec.shape), 0, 0) for path, spec in specs.items()],
-            specs,
-            file_format=file_format,
-            job=WriteJob(
-                mode=self.mode,
-                process_index=0,
-                process_count=1,
-                notes=file_format.arrange(leaves, outline),
-                leaves=leaves,
-                outline=outline,
-                metrics=self.opened.metrics,
-                time_nsecs=time.time_ns(),
-            ),
+        return WriteJob(
+            mode=self.mode,
+            process_index=0,
+            process_count=1,
+            notes=file_format.arrange(leaves, outline),
+            leaves=leaves,
+            outline=outline,
+            metrics=self.opened.metrics,
+            time_nsecs=time.time_ns(),
         )
 
     @property
@@ -189,39 +189,34 @@ class Rewriting:
 
     def _write(
         self, storage: Storage, prefix: str, files: Sequence[PlannedFile], done: DoneFiles, progress: Progress
-    ) -> tuple[dict[str, FileEntry], LeafDigests]:
-        """Write the files that are not done; return what the manifest says of all, and what their leaves have to be."""
+    ) -> tuple[list[WriteReport], LeafDigests]:
+        """Write the files that are not done; return what was written of each, and what the leaves have to be."""
         source = _Source(self.opened, progress)
         progress.begin("write", sum(map(_data_bytes, files)))
-        entries: dict[str, FileEntry] = {}
+        reports: list[WriteReport] = []
         digests: LeafDigests = {}
-        missing = []
         for file in files:
+            parts = [(piece.path, piece.region) for piece in file.pieces]
             note = _read_note(done.get(file.path), file)
-            if note is None or storage.size(f"{prefix}/{file.path}") != file.layout.num_bytes:
-                missing.append(file)
-                continue
-            entries[file.path], found = note
-            digests.update(zip(_parts_of(file), found, strict=True))
-            progress.advance(_data_bytes(file))
-        for batch in batches(missing, lambda file: file.layout.num_bytes, BATCH_BYTES):
-            for file in batch:
-                storage.delete_tree(f"{prefix}/{file.path}")
-            report = write_files(storage, prefix, batch, source, process_index=0, attempt=self.attempt)
-            for file, entry in zip(batch, report.files, strict=True):
-                entries[file.path] = entry
-                done.add(file.path, _note(entry, [source.digests[part] for part in _parts_of(file)]))
-            digests.update(source.digests)
-            source.digests.clear()
-        return entries, digests
+            if note is not None and all(storage.size(f"{prefix}/{one.path}") == one.num_bytes for one in note[0].files):
+                report, found = note
+                progress.advance(_data_bytes(file))
+            else:
+                report = self._write_file(storage, prefix, file, source)
+                found = [source.digests[part] for part in parts]
+                source.digests.clear()
+                done.add(file.path, {"report": report.to_json(), "leaves": found})
+            reports.append(report)
+            digests.update(zip(parts, found, strict=True))
+        return reports, digests
 
-    def _manifest(self, entries: Mapping[str, FileEntry], files: Sequence[PlannedFile]) -> Manifest:
-        report = WriteReport(
-            files=tuple(entries[file.path] for file in files),
-            shards=tuple(shard for file in files for shard in file.shards),
-        )
+    def _write_file(self, storage: Storage, prefix: str, file: PlannedFile, source: _Source) -> WriteReport:
+        _remove(storage, f"{prefix}/{file.path}", is_start=file.layout.codec is not None)
+        return write_files(storage, prefix, [file], source, process_index=0, attempt=self.attempt)
+
+    def _manifest(self, reports: Sequence[WriteReport]) -> Manifest:
         manifest = assemble_manifest(
-            [report],
+            reports,
             self._specs,
             self.opened.state.nodes,
             direction=Direction(attempt=self.attempt, mode=self.mode),
@@ -230,7 +225,7 @@ class Rewriting:
             memo=Memo(),
         )
         own = self.opened.own
-        return manifest if own is None else replace(manifest, process_count=own.manifest.process_count)
+        return replace(manifest, process_count=1 if own is None else own.manifest.process_count)
 
     def _record(self, owned: OwnedRoot, manifest: Manifest) -> CommitRecord:
         """Write the manifest, and return the record that is to be published."""
@@ -273,33 +268,21 @@ def _data_bytes(file: PlannedFile) -> int:
     return sum(piece.num_bytes for piece in file.pieces)
 
 
-def _parts_of(file: PlannedFile) -> list[LeafPart]:
-    return [(piece.path, piece.region) for piece in file.pieces]
+def _remove(storage: Storage, path: str, *, is_start: bool) -> None:
+    """Remove what an earlier attempt at a file left: the file, or all whose names begin so."""
+    folder, _, name = path.rpartition("/")
+    for entry in storage.list(folder):
+        if entry.name == name or (is_start and entry.name.startswith(name)):
+            storage.delete_tree(f"{folder}/{entry.name}")
 
 
-def _note(entry: FileEntry, digests: list[str]) -> dict[str, Any]:
-    return {
-        "num_bytes": entry.num_bytes,
-        "block_bytes": entry.block_bytes,
-        "digests": list(entry.digests),
-        "attempt": entry.attempt,
-        "leaves": digests,
-    }
-
-
-def _read_note(note: Any, file: PlannedFile) -> tuple[FileEntry, list[str]] | None:
-    """Return what was noted of a file; None where nothing was, or it is of another plan."""
-    if note is None or len(note["leaves"]) != len(file.pieces) or note["num_bytes"] != file.layout.num_bytes:
+def _read_note(note: Any, file: PlannedFile) -> tuple[WriteReport, list[str]] | None:
+    """Return what was noted of a file; None where nothing was, or by a version that noted something else."""
+    try:
+        report, digests = WriteReport.from_json(note["report"]), list(note["leaves"])
+    except (KeyError, TypeError, ValueError):
         return None
-    entry = FileEntry(
-        path=file.path,
-        num_bytes=note["num_bytes"],
-        block_bytes=note["block_bytes"],
-        digests=tuple(note["digests"]),
-        process_index=0,
-        attempt=note["attempt"],
-    )
-    return entry, note["leaves"]
+    return (report, digests) if len(digests) == len(file.pieces) else None
 
 
 class _Source:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp  # noqa: TID251 - the peer
 from safetensors.torch import save_file
 
-from safepoint.manager import CheckpointManager, rewriting
+from safepoint.manager import CheckpointManager
 from safepoint.manager.converting import convert
 from safepoint.manager.errors import CorruptDataError, InvalidArgumentError, StepNotFoundError
 from safepoint.manager.foreign import restore_foreign
@@ -68,6 +68,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "torch": {"format": "torch"},
     "orbax": {"format": "orbax"},
     "orbax, sharded": {"format": "orbax", "mode": "sharded"},
+    "orbax_zstd": {"format": "orbax_zstd"},
     "dcp": {"format": "dcp"},
     "huggingface": {"format": "huggingface"},
 }
@@ -148,6 +149,7 @@ FILES: dict[str, dict[str, Any]] = {
     "safetensors": {"format": "safetensors"},
     "torch": {"format": "torch"},
     "orbax": {"format": "orbax"},
+    "orbax_zstd": {"format": "orbax_zstd"},
     "dcp": {"format": "dcp", "max_file_bytes": 1},
     "huggingface": {"format": "huggingface", "max_file_bytes": 1},
 }
@@ -158,10 +160,7 @@ def inodes(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("target", FILES)
-def test_an_interruption_anywhere_shows_nothing_and_what_is_done_is_not_done_again(
-    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewriting, "BATCH_BYTES", 1)  # a note after each file, however small
+def test_an_interruption_anywhere_shows_nothing_and_what_is_done_is_not_done_again(tmp_path: Path, target: str) -> None:
     several_items(tmp_path / "from")
     kept = 0
     for at in range(8):
@@ -187,9 +186,7 @@ def test_an_interruption_anywhere_shows_nothing_and_what_is_done_is_not_done_aga
 
 KILLED = """
 import json, os, signal, sys
-from safepoint.manager import rewriting
 from safepoint.manager.converting import convert
-rewriting.BATCH_BYTES = 1
 class Killing:
     left = 3
     def begin(self, what, total_bytes): pass

@@ -163,6 +163,20 @@ def test_orbax_reads_what_was_converted_from_orbax(tmp_path: Path) -> None:
     assert digest_of(b"") != ours["w"]["digest"]
 
 
+@needs_orbax
+@pytest.mark.parametrize("file_format", ["orbax", "orbax_zstd"])
+def test_orbax_reads_an_item_of_many_arrays_that_was_converted(tmp_path: Path, file_format: str) -> None:
+    layers = {f"layer{n}": torch.full((5,), float(n)) for n in range(300)}
+    with CheckpointManager(tmp_path / "a") as manager:
+        manager.save(7, {"model": layers})
+    convert(tmp_path / "a", tmp_path / "b", format=file_format)
+    assert (tmp_path / "b" / "7" / "model" / "manifest.ocdbt").is_file()
+    (found,) = run_orbax({"do": "standard", "path": str(tmp_path / "b" / "7" / "model")})
+    assert {name: leaf["digest"] for name, leaf in found.items()} == {
+        name: digest_of(value.numpy().tobytes()) for name, value in layers.items()
+    }
+
+
 # -- exports ---------------------------------------------------------------------------------------------------------
 
 
