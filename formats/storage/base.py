@@ -186,6 +186,9 @@ class Storage(ABC):
     num_streams: int = 2
     """Files, or ranges of them, that are worth moving at once, each by a thread of its own."""
 
+    read_bytes: int = 0
+    """Bytes of a file that follow each other and are better asked for at once than one by one; 0: it makes no odds."""
+
     part_bytes: int | None = None
     """How large, in bytes, data files should be at most: a writer holds as much in memory. None for no limit."""
 
