@@ -11,12 +11,14 @@ from safepoint.manager.background import BackgroundSave
 from safepoint.manager.closing import Closing
 from safepoint.manager.collecting import paused_collection
 from safepoint.manager.coordination import detect_coordinator
-from safepoint.manager.errors import CheckpointError, InvalidArgumentError
+from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.host_tensors import HostMemory
+from safepoint.manager.looking import LookingAtSteps
 from safepoint.manager.observed import ObservedRestore, ObservedSave
 from safepoint.manager.one_at_a_time import OneAtATime, one_at_a_time
 from safepoint.manager.options import (
     CheckReplicas,
+    CommitChoice,
     RequestedMode,
     RootScope,
     ShowProgress,
@@ -27,7 +29,7 @@ from safepoint.manager.options import (
     is_step,
     make_options,
 )
-from safepoint.manager.policies import OnExists, Policy, StepInfo, is_due
+from safepoint.manager.policies import OnExists, Policy, is_due
 from safepoint.manager.preemption import Preemption
 from safepoint.manager.restoring import Latest
 from safepoint.manager.results import RestoreResult, SaveResult
@@ -39,16 +41,16 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping
 
+    from safepoint.formats.storage import StorageOptions
     from safepoint.manager.adapting import Adaptation
     from safepoint.manager.events import Observer
-    from safepoint.manager.second_opinion import StepVerifier
 
 __all__ = ["CheckpointManager"]
 
 logger = logging.getLogger("safepoint")
 
 
-class CheckpointManager(Closing):
+class CheckpointManager(LookingAtSteps, Closing):
     """Saves and restores training state in one root directory, on all processes together.
 
     Opening, saving, restoring and closing are collective: every process calls them, in the same order. One manager
@@ -76,6 +78,8 @@ class CheckpointManager(Closing):
         root_scope: RootScope = "shared",
         check_replicas: CheckReplicas = "trust",
         unchanged: Unchanged = "write",
+        commit: CommitChoice = "auto",
+        storage: StorageOptions | None = None,
         store: str | None = None,
         progress: ShowProgress = "auto",
         observers: Collection[Observer] = (),
@@ -83,7 +87,7 @@ class CheckpointManager(Closing):
         """Open the root, creating it if need be. Called by all processes.
 
         Args:
-            root: directory of the run. Its parents are created too.
+            root: directory of the run, whose parents are created too; or `gs://bucket/run`, `s3://bucket/run`.
             keep: which committed steps to keep; None keeps all. Policies combine with `|`.
             save_every: `save` does something on multiples of this many steps only.
             mode: "consolidated": the primary writes whole leaves, one file an item. "sharded": each process writes
@@ -96,6 +100,9 @@ class CheckpointManager(Closing):
             check_replicas: of several copies of a region "trust" saves the planned writer's; "error" compares all.
             unchanged: how a step gets leaves that are the same as in the step before: "write" writes them again, "link"
                 makes hard links to that step's files (docs/incremental.md).
+            commit: how steps appear. "rename": a directory gets its name. "marker": a record is put last, which suits
+                object stores and mounts whose rename copies. "auto": as the root can (docs/reliability.md).
+            storage: how to reach an object store, beyond what the clouds' environment says.
             store: "host:port" at which processes meet that have neither torch.distributed nor XLA replicas between
                 them; process 0 opens it, with RANK and WORLD_SIZE as torchrun sets them. "alone": meet nobody.
             progress: "auto": what holds the caller up for longer than a second is shown on one line of the terminal, by
@@ -119,6 +126,8 @@ class CheckpointManager(Closing):
             root_scope=root_scope,
             check_replicas=check_replicas,
             unchanged=unchanged,
+            commit=commit,
+            storage=storage,
             progress=progress,
             observers=tuple(observers),
         )
@@ -310,37 +319,6 @@ class CheckpointManager(Closing):
         self._check_open()
         self._wait_in_flight()
         return operation.run()
-
-    # -- looking -----------------------------------------------------------------------------------------------------
-
-    def steps(self) -> list[StepInfo]:
-        """Return the committed steps in the order of their commits. Local: meets nobody.
-
-        Raises:
-            StorageError: the root cannot be listed.
-        """
-        self._check_open()
-        return [item.info for item in self._session.committer.list_steps()]
-
-    def latest_step(self) -> int | None:
-        """Return the step committed last, None if there is none. Local: meets nobody."""
-        self._check_open()
-        return self._session.committer.latest_step()
-
-    def verify(self, step: int | None = None, *, reader: StepVerifier = "safepoint") -> list[CheckpointError]:
-        """Read every byte of a step, or of all; return an error for each damaged file. Local: meets nobody.
-
-        With `reader="orbax"`, return one for each leaf that Orbax itself restores otherwise, in a process of its own.
-        """
-        self._check_open()
-        number, secs = None if step is None else check_step(step), self._options.deadline_secs
-        with self._session.telling.reported("verify", number) as progress:
-            return self._session.committer.verify(number, reader=reader, deadline_secs=secs, progress=progress)
-
-    @property
-    def root(self) -> str:
-        """Absolute path of the root."""
-        return self._options.root
 
     # -- stopping and closing ----------------------------------------------------------------------------------------
 

@@ -267,6 +267,14 @@ class Committer(StepReader):
             logger.warning("step %d cannot be deleted now: %s", step.record.step, error)
             return False
 
+    def hide_damaged(self, problem: StepProblem) -> bool:
+        """Take away what has the name of a step and a record that cannot be read, as `hide` does.
+
+        Returns:
+            True when this call did it; False when it was gone.
+        """
+        return self._protocol.hide_damaged(problem)
+
     def delete_hidden(self) -> list[str]:
         """Delete what is hidden; return the names that could not be, which the next call tries again.
 

@@ -63,6 +63,10 @@ class CommitProtocol(ABC):
         """Take a step out of the listing; return False when it was gone."""
 
     @abstractmethod
+    def hide_damaged(self, problem: StepProblem) -> bool:
+        """Take away what has a record that cannot be read; return False when it was gone."""
+
+    @abstractmethod
     def delete_hidden(self) -> list[str]:
         """Delete what is hidden; return what could not be deleted now."""
 

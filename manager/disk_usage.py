@@ -10,11 +10,34 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from safepoint.formats.storage import LocalStorage
+from safepoint.manager.errors import CorruptDataError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["bytes_freed", "bytes_of_each", "num_bytes_below"]
+    from safepoint.formats.storage import Storage
+
+__all__ = ["bytes_freed", "bytes_freed_in", "bytes_of_each", "num_bytes_below", "num_bytes_in"]
+
+
+def num_bytes_in(storage: Storage, name: str) -> int:
+    """Return the size of a file of any storage, or of all files below a directory there."""
+    if isinstance(storage, LocalStorage):
+        return num_bytes_below(storage.root / name)
+    with suppress(CorruptDataError):  # no file: a directory
+        size = storage.size(name)
+        if size is not None:
+            return size
+    return sum(num_bytes_in(storage, f"{name}/{entry.name}") for entry in storage.list(name))
+
+
+def bytes_freed_in(storage: Storage, names: Sequence[str]) -> list[int]:
+    """Return how many bytes deleting each frees, as `bytes_freed`."""
+    if isinstance(storage, LocalStorage):
+        return bytes_freed([storage.root / name for name in names])
+    return [num_bytes_in(storage, name) for name in names]
 
 
 def num_bytes_below(path: Path) -> int:

@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import open_storage
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.events import (
     Event,
@@ -35,7 +35,7 @@ from safepoint.manager.pins import CONTROL_DIR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from safepoint.formats.storage import Storage
+    from safepoint.formats.storage import Storage, StorageOptions
 
 __all__ = ["HISTORY_NAME", "History", "read_history"]
 
@@ -72,9 +72,9 @@ class History:
         self._written = -math.inf
 
     @classmethod
-    def of_root(cls, root: str, *, run: str) -> Self:
+    def of_root(cls, root: str, *, run: str, options: StorageOptions | None = None) -> Self:
         """Return the history of a root, through a storage of its own, which no save shares."""
-        return cls(LocalStorage(root), run=run)
+        return cls(open_storage(root, options), run=run)
 
     def __call__(self, event: Event) -> None:
         """Note the event, and write what is due."""

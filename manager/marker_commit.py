@@ -16,6 +16,7 @@ What fails when, in `publish`:
 from __future__ import annotations
 
 import logging
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from safepoint.formats.storage import Storage
+    from safepoint.manager.step_listing import StepProblem
     from safepoint.manager.step_reading import StepReader
 
 __all__ = ["MarkerCommit"]
@@ -211,6 +213,17 @@ class MarkerCommit(CommitProtocol):
             if behind is not None:
                 self.drop_replaced(behind[0])
             return self._storage.put_if_unchanged(slot_path(step.prefix), data, slot.version)
+
+    @override
+    def hide_damaged(self, problem: StepProblem) -> bool:
+        attempt = secrets.token_hex(8)  # whose it was cannot be told; all that is nobody else's goes
+        with self._unsettled.lock:
+            slot = read_slot(self._storage, problem.prefix)
+            if slot is None or slot.version is None:
+                return False
+            self._unsettled.put(Mark(kind="deleted", prefix=problem.prefix, attempt=attempt, files=""))
+            data = Tombstone(step=problem.step, attempt=attempt, state="deleted").to_bytes()
+            return self._storage.put_if_unchanged(slot_path(problem.prefix), data, slot.version)
 
     @override
     def delete_hidden(self) -> list[str]:

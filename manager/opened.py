@@ -19,7 +19,8 @@ from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint
 from safepoint.formats.foreign.opening import open_foreign
 from safepoint.formats.layout import COMMIT_NAME
 from safepoint.formats.region import Region, check_tiling
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import LocalStorage, open_storage
+from safepoint.formats.storage.opening import is_url
 from safepoint.formats.tree import display_path
 from safepoint.manager.adapters import ArrayLeaf, ArraySpec
 from safepoint.manager.errors import (
@@ -34,7 +35,7 @@ from safepoint.manager.outline import outline_state
 from safepoint.manager.sources import byte_view, flat_bytes
 from safepoint.manager.state import FlatState, flatten
 from safepoint.manager.step_listing import parse_step
-from safepoint.manager.step_paths import OpenStep
+from safepoint.manager.step_paths import OpenStep, open_root, parse_step_path
 from safepoint.manager.step_reading import StepReader
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ def open_checkpoint(path: str | os.PathLike[str], *, step: int | None = None) ->
         CorruptDataError: it is damaged.
         StorageError: it cannot be read.
     """
+    if is_url(os.fspath(path)):
+        named = parse_step_path(path)
+        return _open_step(named.root, step if named.step is None else named.step)
     location = os.path.abspath(os.fspath(path))
     parent, name = os.path.split(location)
     if step is None and parse_step(name) is not None and os.path.isfile(os.path.join(location, COMMIT_NAME)):
@@ -146,6 +150,8 @@ def list_checkpoints(path: str | os.PathLike[str]) -> list[int]:
     Raises:
         InvalidArgumentError: it is no root.
     """
+    if is_url(os.fspath(path)):
+        return [known.record.step for known in StepReader(open_root(path)).list_steps()]
     location = os.path.abspath(os.fspath(path))
     if os.path.isdir(location) and not os.path.isfile(os.path.join(location, COMMIT_NAME)):
         found = [known.record.step for known in StepReader(LocalStorage(location)).list_steps()]
@@ -205,7 +211,7 @@ def _identity_of(location: str) -> str:
 
 
 def _open_step(root: str, step: int | None) -> Opened:
-    storage = LocalStorage(root)
+    storage = open_storage(root)
     reader = StepReader(storage)
     steps = reader.list_steps()
     chosen = [found for found in steps if step is None or found.record.step == step]

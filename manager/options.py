@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from safepoint.formats.commit_record import METRICS_MAX_BYTES
 from safepoint.formats.fields import canonical_json
 from safepoint.formats.registry import get_format
+from safepoint.formats.storage import open_storage
+from safepoint.formats.storage.opening import is_url
 from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.policies import KeepAll, OnExists, Policy
 
 if TYPE_CHECKING:
     from safepoint.formats.base import Format
+    from safepoint.formats.storage import StorageOptions
     from safepoint.manager.events import Observer
 
 __all__ = [
     "CheckReplicas",
+    "CommitChoice",
     "ManagerOptions",
     "OnExists",
     "RequestedMode",
@@ -29,6 +33,7 @@ __all__ = [
     "check_choice",
     "check_metrics",
     "check_step",
+    "full_root",
     "is_step",
     "make_options",
 ]
@@ -38,6 +43,7 @@ RootScope = Literal["shared", "per_process"]
 CheckReplicas = Literal["trust", "error"]
 ShowProgress = Literal["auto", "off"]
 Unchanged = Literal["write", "link"]
+CommitChoice = Literal["auto", "rename", "marker"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,8 @@ class ManagerOptions:
     root_scope: RootScope
     check_replicas: CheckReplicas
     unchanged: Unchanged = "write"
+    commit: CommitChoice = "auto"
+    storage: StorageOptions | None = None
     progress: ShowProgress = "auto"
     observers: tuple[Observer, ...] = ()
 
@@ -70,6 +78,7 @@ class ManagerOptions:
         check_choice("mode", self.mode, get_args(RequestedMode))
         check_choice("root_scope", self.root_scope, get_args(RootScope))
         check_choice("check_replicas", self.check_replicas, get_args(CheckReplicas))
+        check_choice("commit", self.commit, get_args(CommitChoice))
         check_choice("unchanged", self.unchanged, get_args(Unchanged))
         check_choice("progress", self.progress, get_args(ShowProgress))
         for observer in self.observers:
@@ -115,12 +124,18 @@ def make_options(root: str | os.PathLike[str], *, keep: Policy | None, **choices
     text: object = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidArgumentError(f"root must be a non-empty path, got {root!r}")
-    if "://" in text:
-        raise InvalidArgumentError(
-            f"{text!r} is a URL; this release keeps checkpoints in directories only",
-            hint="Mount the bucket, or give a local or network path.",
-        )
-    return ManagerOptions(root=os.path.abspath(text), keep=KeepAll() if keep is None else keep, **choices)
+    return ManagerOptions(
+        root=full_root(text, choices.get("storage")), keep=KeepAll() if keep is None else keep, **choices
+    )
+
+
+def full_root(root: str, storage: StorageOptions | None = None) -> str:
+    """Return a root as it is known from anywhere: an absolute path, or a URL in its one spelling. Touches nothing.
+
+    Raises:
+        InvalidArgumentError: a URL that names no storage.
+    """
+    return open_storage(root, storage).location if is_url(root) else os.path.abspath(root)
 
 
 def _is_duration(value: object) -> bool:

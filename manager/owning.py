@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import LocalStorage, Storage, open_storage
 from safepoint.manager.commit import Committer
 from safepoint.manager.errors import StepExistsError
 from safepoint.manager.owner import Owner, Refused, Wait
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from safepoint.formats.layout import Scope
-    from safepoint.formats.storage import Storage
 
 __all__ = ["OwnedRoot", "begin_or_resume", "check_absent", "owned_root"]
 
@@ -51,14 +50,14 @@ class OwnedRoot:
 
 @contextmanager
 def owned_root(
-    root: str | os.PathLike[str], *, deadline_secs: float = _DEADLINE_SECS, spare: Collection[str] = ()
+    root: str | os.PathLike[str] | Storage, *, deadline_secs: float = _DEADLINE_SECS, spare: Collection[str] = ()
 ) -> Iterator[OwnedRoot]:
     """Own a root, made if need be, for the time of a block; put right what an earlier owner left.
 
     Blocks until it can be told whether the last owner is alive: at once on one host, else up to twice the deadline.
 
     Args:
-        root: the directory.
+        root: its path or URL, or its storage.
         deadline_secs: twice this time without a heartbeat, and another owner's root is ours.
         spare: attempts whose unfinished directories stay, because they are gone on with.
 
@@ -66,8 +65,8 @@ def owned_root(
         RootInUseError: a manager, alive, owns it; names it.
         StorageError: the root cannot be written to.
     """
-    storage = LocalStorage(root)
-    owner = Owner(root, deadline_secs=deadline_secs)
+    storage = root if isinstance(root, Storage) else open_storage(root)
+    owner = Owner(storage.root if isinstance(storage, LocalStorage) else storage, deadline_secs=deadline_secs)
     try:
         while isinstance(answer := owner.acquire(), Wait):
             logger.warning("waiting %.1f s to see whether %s, the last owner of the root, is alive", *_told(answer))

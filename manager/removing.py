@@ -5,12 +5,11 @@ First what would go is told; then it is done, as the root's owner, by the same r
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from safepoint.manager import sweeping
-from safepoint.manager.disk_usage import bytes_freed
+from safepoint.formats.storage import LocalStorage
+from safepoint.manager.disk_usage import bytes_freed_in
 from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.owner import current_holder
 from safepoint.manager.owning import owned_root
@@ -19,9 +18,10 @@ from safepoint.manager.retention import unkept_steps
 from safepoint.manager.step_listing import parse_name
 from safepoint.manager.step_paths import find_step
 from safepoint.manager.step_reading import StepReader
+from safepoint.manager.unsettled import unsettled_marks
 
 if TYPE_CHECKING:
-    from safepoint.formats.storage import LocalStorage
+    from safepoint.formats.storage import Storage
     from safepoint.manager.owner import Holder
     from safepoint.manager.policies import Policy
 
@@ -66,7 +66,7 @@ class SweepPlan:
         return sum(leftover.num_bytes for leftover in self.leftovers)
 
 
-def plan_sweep(storage: LocalStorage, keep: Policy | None = None) -> SweepPlan:
+def plan_sweep(storage: Storage, keep: Policy | None = None) -> SweepPlan:
     """Return what `sweep` would delete. Changes nothing, and needs no ownership.
 
     Args:
@@ -81,13 +81,15 @@ def plan_sweep(storage: LocalStorage, keep: Policy | None = None) -> SweepPlan:
         if entry.is_dir and own is not None and own.kind in ("tmp", "trash"):
             kinds[entry.name] = "unfinished" if own.kind == "tmp" else "deleted"
     if keep is not None:
-        kinds.update((step.prefix, "unkept") for step in unkept_steps(reader, keep))
-    freed = bytes_freed([storage.root / name for name in sorted(kinds)])
+        kinds.update((step.files_prefix, "unkept") for step in unkept_steps(reader, keep))
+    marks = {mark.files_prefix: mark for mark in unsettled_marks(storage)}
+    kinds.update((name, mark.kind) for name, mark in marks.items())
+    freed = bytes_freed_in(storage, sorted(kinds))
     leftovers = tuple(
-        Leftover(name=name, kind=kinds[name], step=_step_of(name), num_bytes=num_bytes)
+        Leftover(name=name, kind=kinds[name], step=_step_of(name.partition("/")[0]), num_bytes=num_bytes)
         for name, num_bytes in zip(sorted(kinds), freed, strict=True)
     )
-    holder = current_holder(storage.root)
+    holder = current_holder(storage.root if isinstance(storage, LocalStorage) else storage)
     alive = holder is not None and (holder.process is None or holder.process.state() != "gone")
     return SweepPlan(leftovers=leftovers, holder=holder if alive else None)
 
@@ -97,7 +99,7 @@ def _step_of(name: str) -> int | None:
     return None if own is None else own.step
 
 
-def sweep(storage: LocalStorage, keep: Policy | None = None) -> tuple[tuple[Leftover, ...], tuple[str, ...]]:
+def sweep(storage: Storage, keep: Policy | None = None) -> tuple[tuple[Leftover, ...], tuple[str, ...]]:
     """Delete what `plan_sweep` tells.
 
     Returns:
@@ -107,16 +109,21 @@ def sweep(storage: LocalStorage, keep: Policy | None = None) -> tuple[tuple[Left
         RootInUseError: a manager owns the root; nothing was deleted.
     """
     plan = plan_sweep(storage, keep)
-    with owned_root(storage.root) as owned:  # which hides what is unfinished or replaced
+    with owned_root(storage) as owned:  # which hides what is unfinished or replaced
         committer = owned.committer()
         for step in unkept_steps(committer, keep) if keep is not None else ():
             committer.hide(step)
         remaining = committer.delete_hidden()
-    there = {entry.name for entry in storage.list("")}
-    return tuple(leftover for leftover in plan.leftovers if leftover.name not in there), tuple(remaining)
+    gone = tuple(leftover for leftover in plan.leftovers if not _is_there(storage, leftover.name))
+    return gone, tuple(remaining)
 
 
-def remove_step(storage: LocalStorage, step: int) -> tuple[str, ...]:
+def _is_there(storage: Storage, name: str) -> bool:
+    parent, _, last = name.rpartition("/")
+    return any(entry.name == last for entry in storage.list(parent))
+
+
+def remove_step(storage: Storage, step: int) -> tuple[str, ...]:
     """Delete one step, or what has its name and a record and is damaged; return what could not be deleted now.
 
     Raises:
@@ -131,16 +138,13 @@ def remove_step(storage: LocalStorage, step: int) -> tuple[str, ...]:
             path=storage.location,
             hint="Take the pin off first: `safepoint unpin`.",
         )
-    prefix, attempt = _find_any(storage, step)
-    with owned_root(storage.root) as owned:
-        sweeping.to_trash(storage, prefix, attempt)
-        return tuple(owned.committer().delete_hidden())
-
-
-def _find_any(storage: LocalStorage, step: int) -> tuple[str, str]:
     reader = StepReader(storage)
-    for problem in reader.problems():
-        if problem.step == step:
-            return problem.prefix, secrets.token_hex(8)
-    found = find_step(reader, step)
-    return found.prefix, found.record.attempt
+    problem = next((problem for problem in reader.problems() if problem.step == step), None)
+    found = None if problem is not None else find_step(reader, step)
+    with owned_root(storage) as owned:
+        committer = owned.committer()
+        if problem is not None:
+            committer.hide_damaged(problem)
+        if found is not None:
+            committer.hide(found)
+        return tuple(committer.delete_hidden())

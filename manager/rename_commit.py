@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from safepoint.formats.commit_record import CommitRecord
+    from safepoint.manager.step_listing import StepProblem
 
 __all__ = ["RenameCommit"]
 
@@ -163,6 +165,10 @@ class RenameCommit(CommitProtocol):
         marks = self._unsettled.fence_all()
         self._unsettled.settle_all()
         return [*done, *told(marks)]
+
+    @override
+    def hide_damaged(self, problem: StepProblem) -> bool:
+        return sweeping.to_trash(self._storage, problem.prefix, secrets.token_hex(8)) is not None
 
     @override
     def delete_hidden(self) -> list[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
-from safepoint.manager.disk_usage import bytes_of_each, num_bytes_below
+from safepoint.formats.storage import LocalStorage
+from safepoint.manager.disk_usage import bytes_of_each, num_bytes_below, num_bytes_in
 from safepoint.manager.pins import CONTROL_DIR, pinned_steps
 from safepoint.manager.step_listing import parse_name
 from safepoint.manager.step_reading import StepReader
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from safepoint.formats.storage import LocalStorage
+    from safepoint.formats.storage import Storage
+    from safepoint.formats.tombstone import Tombstone
     from safepoint.manager.policies import Policy
     from safepoint.manager.step_listing import CommittedStep, Listing, OwnName
 
@@ -93,7 +95,7 @@ class Overview:
         return tuple(entry for entry in self.entries if entry.problem is not None)
 
 
-def overview(storage: LocalStorage, keep: Policy | None = None) -> Overview:
+def overview(storage: Storage, keep: Policy | None = None) -> Overview:
     """Look at a root.
 
     Args:
@@ -116,9 +118,9 @@ def overview(storage: LocalStorage, keep: Policy | None = None) -> Overview:
         entries.append(
             RootEntry(
                 name=found.name,
-                kind="problem" if problem is not None else _kind(own),
+                kind="problem" if problem is not None else _kind(own, listing.tombstones.get(found.name)),
                 step=None if own is None else own.step,
-                num_bytes=num_bytes_below(storage.root / found.name),
+                num_bytes=num_bytes_in(storage, found.name),
                 problem=problem,
             )
         )
@@ -130,18 +132,23 @@ def overview(storage: LocalStorage, keep: Policy | None = None) -> Overview:
     )
 
 
-def _with_own_bytes(storage: LocalStorage, entries: Sequence[RootEntry]) -> list[RootEntry]:
+def _with_own_bytes(storage: Storage, entries: Sequence[RootEntry]) -> list[RootEntry]:
     """Tell for each entry what of it is its own; the files are looked at only where some are shared."""
-    if not any(entry.committed is not None and entry.committed.record.linked_bytes for entry in entries):
+    has_links = any(entry.committed is not None and entry.committed.record.linked_bytes for entry in entries)
+    if not has_links or not isinstance(storage, LocalStorage):
         return [replace(entry, own_bytes=entry.num_bytes) for entry in entries]
     paths = [storage.root / entry.name for entry in entries]
-    own = zip(entries, paths, bytes_of_each(paths), strict=True)
-    return [replace(entry, own_bytes=size - _record_bytes(entry, path)) for entry, path, size in own]
+    own = zip(entries, bytes_of_each(paths), strict=True)
+    return [replace(entry, own_bytes=size - _record_bytes(entry, storage.root)) for entry, size in own]
 
 
-def _record_bytes(entry: RootEntry, path: Path) -> int:
+def _record_bytes(entry: RootEntry, root: Path) -> int:
     """Return the size of a step's records, which are not among its bytes."""
-    return sum(map(num_bytes_below, (path / COMMIT_NAME, path / MANIFEST_NAME))) if entry.committed is not None else 0
+    step = entry.committed
+    if step is None:
+        return 0
+    records = (root / step.prefix / COMMIT_NAME, root / step.files_prefix / MANIFEST_NAME)
+    return sum(map(num_bytes_below, records))
 
 
 def _steps(listing: Listing, pinned: frozenset[int], keep: Policy | None) -> list[RootEntry]:
@@ -169,7 +176,9 @@ def _steps(listing: Listing, pinned: frozenset[int], keep: Policy | None) -> lis
     return entries
 
 
-def _kind(own: OwnName | None) -> EntryKind:
+def _kind(own: OwnName | None, tombstone: Tombstone | None) -> EntryKind:
+    if tombstone is not None:
+        return "deleted" if tombstone.state == "deleted" else "unfinished"
     return "not ours" if own is None else _KINDS[own.kind]
 
 

@@ -13,7 +13,8 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from safepoint.formats.storage import LocalStorage, Storage
+from safepoint.formats.storage import LocalStorage, Storage, open_storage
+from safepoint.formats.storage.opening import is_url
 from safepoint.manager.admission import Lineage
 from safepoint.manager.agreement import require_same
 from safepoint.manager.commit import Committer
@@ -95,7 +96,7 @@ class Session:
     def settle(self, step: int, attempt: str, *, otherwise: Outcome) -> Outcome:
         """Take back an attempt whose save failed here; return what became of the step.
 
-        The first rename wins: either this one, and then nobody can publish the attempt any more, or the primary's.
+        The first change wins: either this one, and then nobody can publish the attempt any more, or the primary's.
 
         Args:
             step: of the save.
@@ -123,12 +124,12 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
         DisagreementError: the options differ, or some processes do not see the primary's root.
         RendezvousTimeoutError: a process did not open its manager.
     """
-    storage = LocalStorage(options.root)
+    storage = _open_root(options)
     shared = options.root_scope == "shared"
 
     def prepare() -> bytes:
         if coordinator.is_primary or not shared:
-            _prepare_root(options.root, storage)
+            _prepare_root(options, storage)
         choices = {
             "root": options.root if shared else "(one a process)",
             "mode": options.mode,
@@ -138,6 +139,7 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
             "root_scope": options.root_scope,
             "check_replicas": options.check_replicas,
             "unchanged": options.unchanged,
+            "commit": options.commit,
         }
         return json.dumps(choices).encode()
 
@@ -153,10 +155,16 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
     nonce = answer["nonce"]
     if nonce:
         _prove_one_root(options, coordinator, storage, nonce)
-    committer = Committer(storage, scope=options.root_scope, process_index=coordinator.process_index)
-    owner = Owner(options.root, deadline_secs=options.deadline_secs)
+    committer = Committer(
+        storage,
+        scope=options.root_scope,
+        process_index=coordinator.process_index,
+        process_count=coordinator.process_count if shared else 1,
+        commit=None if options.commit == "auto" else options.commit,
+    )
+    owner = Owner(storage if is_url(options.root) else options.root, deadline_secs=options.deadline_secs)
     may_own = coordinator.is_primary or not shared
-    history = History.of_root(options.root, run=answer["run"]) if may_own else None
+    history = History.of_root(options.root, run=answer["run"], options=options.storage) if may_own else None
     return Session(
         options=options,
         coordinator=coordinator,
@@ -169,7 +177,15 @@ def open_session(options: ManagerOptions, coordinator: Coordinator) -> Session:
     )
 
 
-def _prepare_root(root: str, storage: Storage) -> None:
+def _open_root(options: ManagerOptions) -> Storage:
+    return open_storage(options.root, options.storage) if is_url(options.root) else LocalStorage(options.root)
+
+
+def _prepare_root(options: ManagerOptions, storage: Storage) -> None:
+    root = options.root
+    if is_url(root):
+        storage.make_dir("")
+        return
     try:
         mode = os.stat(root).st_mode
     except FileNotFoundError:

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from safepoint.formats.layout import COMMIT_NAME
-from safepoint.formats.storage import LocalStorage
-from safepoint.manager.errors import InvalidArgumentError, StepNotFoundError
+from safepoint.formats.storage import Storage, open_storage
+from safepoint.formats.storage.opening import is_url
+from safepoint.manager.errors import CorruptDataError, InvalidArgumentError, StepNotFoundError, StorageError
+from safepoint.manager.options import full_root
 from safepoint.manager.pins import CONTROL_DIR
 from safepoint.manager.step_listing import parse_name, parse_step
 from safepoint.manager.step_reading import StepReader
 
 if TYPE_CHECKING:
     from safepoint.formats.manifest import Manifest
-    from safepoint.formats.storage import Storage
     from safepoint.manager.step_listing import CommittedStep
 
-__all__ = ["OpenStep", "StepPath", "find_step", "open_root", "open_step", "parse_step_path"]
+__all__ = ["OpenStep", "StepPath", "find_step", "open_directory", "open_root", "open_step", "parse_step_path"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,7 @@ class StepPath:
     """What a path names.
 
     Attributes:
-        root: the root, absolute.
+        root: the root, as an absolute path or a URL.
         step: the step; None when the path is the root's own.
     """
 
@@ -57,20 +58,21 @@ class OpenStep:
 
 
 def parse_step_path(path: str | os.PathLike[str]) -> StepPath:
-    """Tell the path of a step from that of a root.
+    """Tell the path or URL of a step from that of a root.
 
-    The path of a step ends in its number. A directory with such a name is a root all the same where it holds steps or
-    a control directory, and no commit record.
+    That of a step ends in its number. A directory with such a name is a root all the same where it holds steps or a
+    control directory, and no commit record.
 
     Raises:
-        InvalidArgumentError: it is a URL, or empty.
+        InvalidArgumentError: it is empty, or a URL of no storage.
+        StorageError: the object store cannot be asked.
     """
     text = os.fspath(path)
-    if not text or "://" in text or "\0" in text:
+    if not text or "\0" in text:
         raise InvalidArgumentError(
             f"{text!r} is no path of a directory", hint="Steps are named by paths such as runs/gpt/1000."
         )
-    full = os.path.abspath(text)
+    full = full_root(text)
     parent, name = os.path.split(full)
     step = parse_step(name)
     if step is None or _is_root(full):
@@ -78,44 +80,63 @@ def parse_step_path(path: str | os.PathLike[str]) -> StepPath:
     return StepPath(root=parent, step=step)
 
 
-def _is_root(path: str) -> bool:
+def _is_root(root: str) -> bool:
+    storage = open_storage(root)
     try:
-        with os.scandir(path) as found:
-            entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in found}
-    except OSError:
+        entries = {entry.name: entry.is_dir for entry in storage.list("")}
+    except StorageError:
+        if is_url(root):
+            raise
         return False
     if COMMIT_NAME in entries:
         return False
     return CONTROL_DIR in entries or any(
-        is_dir and os.path.isfile(os.path.join(path, name, COMMIT_NAME))
+        is_dir and _is_file(storage, f"{name}/{COMMIT_NAME}")
         for name, is_dir in entries.items()
         if (own := parse_name(name)) is not None and own.kind in ("step", "old")
     )
 
 
-def open_root(path: str | os.PathLike[str]) -> LocalStorage:
+def _is_file(storage: Storage, path: str) -> bool:
+    try:
+        return storage.size(path) is not None
+    except (StorageError, CorruptDataError):
+        return False
+
+
+def open_root(path: str | os.PathLike[str]) -> Storage:
     """Return the storage of a root that is there.
 
     Raises:
-        InvalidArgumentError: the path names a step.
-        StorageError: there is no such directory.
+        InvalidArgumentError: the path names a step, or nothing that is there.
+        StorageError: the object store cannot be asked.
     """
     named = parse_step_path(path)
     if named.step is not None:
         raise InvalidArgumentError(
             f"this is the path of step {named.step}; the root is wanted", path=named.root, hint="Leave the number away."
         )
-    return _open_directory(named.root)
+    return open_directory(named.root)
 
 
-def _open_directory(root: str) -> LocalStorage:
-    if not os.path.isdir(root):
+def open_directory(root: str) -> Storage:
+    """Return the storage of a root, as `parse_step_path` names it, that is there.
+
+    Raises:
+        InvalidArgumentError: it is not.
+        StorageError: the object store cannot be asked.
+    """
+    storage = open_storage(root)
+    problem = ""
+    if is_url(root):
+        problem = "" if storage.list("") else "nothing lies there"
+    elif not os.path.isdir(root):
+        problem = "there is no such directory" if not os.path.lexists(root) else "this is not a directory"
+    if problem:
         raise InvalidArgumentError(
-            "there is no such directory" if not os.path.lexists(root) else "this is not a directory",
-            path=root,
-            hint="Name the directory that the manager was opened with, or a step in it by its number.",
+            problem, path=root, hint="Name what the manager was opened with, or a step in it by its number."
         )
-    return LocalStorage(root)
+    return storage
 
 
 def open_step(path: str | os.PathLike[str]) -> OpenStep:
@@ -126,7 +147,7 @@ def open_step(path: str | os.PathLike[str]) -> OpenStep:
         CheckpointError: the step's records cannot be read.
     """
     named = parse_step_path(path)
-    storage = _open_directory(named.root)
+    storage = open_directory(named.root)
     reader = StepReader(storage)
     committed = find_step(reader, named.step)
     return OpenStep(storage=storage, committed=committed, manifest=reader.load_manifest(committed))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
     from safepoint.manager.slots import Slot
 
-__all__ = ["Mark", "Unsettled", "read_marks", "told"]
+__all__ = ["Mark", "Unsettled", "read_marks", "told", "unsettled_marks"]
 
 logger = logging.getLogger("safepoint")
 
@@ -114,6 +114,15 @@ def read_marks(storage: Storage) -> list[Mark]:
     return marks
 
 
+def unsettled_marks(storage: Storage) -> list[Mark]:
+    """Return the marks of what is not committed now: it goes, or is under way.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    return [mark for mark in read_marks(storage) if not _is_settled(read_slot(storage, mark.prefix), mark)]
+
+
 class Unsettled:
     """The marks of one root, and what follows from them. For the root's owner; thread-safe."""
 
@@ -161,7 +170,7 @@ class Unsettled:
             if mark.kind == "unfinished":
                 fence_attempt(self._storage, mark.step, mark.attempt)
             slot = read_slot(self._storage, mark.prefix)
-            if slot is None or slot.committed != mark.attempt:
+            if not _is_settled(slot, mark):
                 doomed.append(mark)
         return doomed
 
@@ -193,7 +202,7 @@ class Unsettled:
             if mark.attempt in self._active:
                 return True
             slot = read_slot(storage, mark.prefix)
-            if slot is not None and (slot.committed == mark.attempt or _lies_beside(slot, mark)):
+            if _is_settled(slot, mark):
                 self.remove(mark)
                 return True
             if mark.kind == "unfinished":
@@ -232,9 +241,11 @@ class Unsettled:
             storage.delete_dir(mark.prefix)
 
 
-def _lies_beside(slot: Slot, mark: Mark) -> bool:
-    """Say whether another step's files are where the mark says that some may have to go: it was renamed to there."""
-    return isinstance(slot.content, CommitRecord) and slot.content.files == mark.files
+def _is_settled(slot: Slot | None, mark: Mark) -> bool:
+    """Say whether nothing goes: the attempt is committed, or a rename has put another step's files there."""
+    if slot is None or not isinstance(slot.content, CommitRecord):
+        return False
+    return slot.content.attempt == mark.attempt or slot.content.files == mark.files
 
 
 def told(marks: Sequence[Mark]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,7 +46,7 @@ def _leaf_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 # For verify and copy, where a root alone is all of its steps.
 Steps = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="STEPS",
         help="A step, as runs/gpt/1000; or a root, as runs/gpt, for all of its steps.",
@@ -55,10 +54,11 @@ Steps = Annotated[
     ),
 ]
 Root = Annotated[
-    Path, typer.Argument(metavar="ROOT", help="Root: the directory of a run, as runs/gpt.", show_default=False)
+    str,
+    typer.Argument(metavar="ROOT", help="Root: directory or URL of a run, as runs/gpt.", show_default=False),
 ]
 Step = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="STEP",
         help="Step: a root and a number, as runs/gpt/1000; a root alone is its latest.",
@@ -116,7 +116,7 @@ def _best(text: str) -> KeepBest:
     return KeepBest(int(count), metric=metric, order="min" if order == "min" else "max")
 
 
-def exact_step(path: Path) -> tuple[StepPath, int]:
+def exact_step(path: str) -> tuple[StepPath, int]:
     """Return what a path names, which has to be a step by its number: what changes something guesses nothing.
 
     Raises:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import open_storage
 from safepoint.manager import pins
 from safepoint.manager.cli.arguments import (
     AsJson,
@@ -38,6 +37,7 @@ from safepoint.manager.cli.progress import shown_progress
 from safepoint.manager.consolidating import consolidate_step
 from safepoint.manager.copying import copy_steps
 from safepoint.manager.errors import InvalidArgumentError
+from safepoint.manager.options import full_root
 from safepoint.manager.removing import plan_sweep, remove_step, sweep
 from safepoint.manager.step_paths import find_step, open_root, open_step, parse_step_path
 from safepoint.manager.step_reading import StepReader
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["consolidate_command", "copy_command", "gc_command", "pin_command", "rm_command", "unpin_command"]
 
 Destination = Annotated[
-    Path, typer.Argument(metavar="ROOT", help="Root that is written to; made if need be.", show_default=False)
+    str, typer.Argument(metavar="ROOT", help="Root that is written to; made if need be.", show_default=False)
 ]
 
 
@@ -58,24 +58,24 @@ Destination = Annotated[
 def copy_command(source: Steps, destination: Destination, *, as_json: AsJson = False) -> int | None:
     """Copy a step, or all steps of a root, to another root, byte for byte; verified on the way, and read back.
 
-    Each step appears there by one rename, when all of it is durable. A copy that was interrupted goes on where it
+    Each step appears there at once, when all of it is durable. A copy that was interrupted goes on where it
     was: run it again. Steps that are there already are left alone. The exit status is 1 where a step is damaged: it
     is not copied, the others are.
 
     Examples:
         safepoint copy runs/gpt /backup/gpt
 
-        safepoint copy runs/gpt/1000 /backup/gpt
+        safepoint copy runs/gpt/1000 gs://backup/gpt
     """
     named = parse_step_path(source)
-    storage = open_root(source) if named.step is None else LocalStorage(named.root)
+    storage = open_root(source) if named.step is None else open_storage(named.root)
     with shown_progress(quiet=as_json) as progress:
         result = copy_steps(storage, destination, step=named.step, progress=progress)
     if as_json:
         print_json(
             {
                 "source": named.root,
-                "destination": str(destination.absolute()),
+                "destination": full_root(destination),
                 "copied": list(result.copied),
                 "resumed": list(result.resumed),
                 "present": list(result.present),
@@ -110,10 +110,10 @@ def consolidate_command(step: Step, destination: Destination, *, as_json: AsJson
     opened = open_step(step)
     with shown_progress(quiet=as_json) as progress:
         record = consolidate_step(opened, destination, progress=progress)
-    path = destination.absolute() / str(record.step)
+    path = f"{full_root(destination)}/{record.step}"
     files = [file.path for file in open_step(path).manifest.files]
     if as_json:
-        document = {"source": opened.storage.location, "destination": str(destination.absolute())}
+        document = {"source": opened.storage.location, "destination": full_root(destination)}
         print_json(document | {"step": record.step, "num_bytes": record.num_bytes, "files": files})
         return
     print_line(f"step {record.step} written to {path} and verified: {decimal(record.num_bytes)}")
@@ -131,7 +131,7 @@ def rm_command(step: Step, *, yes: Yes = False, as_json: AsJson = False) -> int 
         safepoint rm runs/gpt/1000
     """
     named, number = exact_step(step)
-    storage = LocalStorage(named.root)
+    storage = open_storage(named.root)
     if not yes:
         _ask(f"Delete step {number} of {named.root}?")
     remaining = remove_step(storage, number)
@@ -234,7 +234,7 @@ def pin_command(
         safepoint pin runs/gpt/1000 --note "the one in the paper"
     """
     named, number = exact_step(step)
-    storage = LocalStorage(named.root)
+    storage = open_storage(named.root)
     find_step(StepReader(storage), number)
     changed = pins.pin(storage, number, note=note)
     if as_json:
@@ -251,7 +251,7 @@ def unpin_command(step: Step, *, as_json: AsJson = False) -> None:
         safepoint unpin runs/gpt/1000
     """
     named, number = exact_step(step)
-    changed = pins.unpin(LocalStorage(named.root), number)
+    changed = pins.unpin(open_storage(named.root), number)
     if as_json:
         print_json({"root": named.root, "step": number, "pinned": False, "changed": changed})
     else:

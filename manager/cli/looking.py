@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.filesize import decimal
 
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import open_storage
 from safepoint.manager.cli.arguments import (
     AsJson,
     DeadlineSecs,
@@ -224,7 +224,7 @@ def verify_command(
         safepoint verify runs/orbax/1000 --reader orbax
     """
     named = parse_step_path(steps)
-    storage = open_root(steps) if named.step is None else LocalStorage(named.root)
+    storage = open_root(steps) if named.step is None else open_storage(named.root)
     checked = [known.record for known in StepReader(storage).list_steps() if named.step in (None, known.record.step)]
     with shown_progress(quiet=as_json) as progress:
         errors = verify_with(reader, storage, step=named.step, deadline_secs=deadline_secs, progress=progress)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from safepoint.formats.commit_record import CommitRecord
-    from safepoint.formats.storage import LocalStorage
+    from safepoint.formats.storage import Storage
     from safepoint.manager.policies import Policy
     from safepoint.manager.progress import Progress
     from safepoint.manager.root_overview import Overview, RootEntry
@@ -152,7 +152,7 @@ class RootFacts:
         return [save for save in self.saves if save.is_there]
 
 
-def collect(storage: LocalStorage, keep: Policy | None = None, *, progress: Progress = QUIET) -> RootFacts:
+def collect(storage: Storage, keep: Policy | None = None, *, progress: Progress = QUIET) -> RootFacts:
     """Look at a root.
 
     Args:
@@ -310,7 +310,7 @@ def _present_faults(shown: Overview) -> list[FaultFacts]:
     ]
 
 
-def _read_manifests(storage: LocalStorage, shown: Overview, facts: RootFacts, progress: Progress) -> None:
+def _read_manifests(storage: Storage, shown: Overview, facts: RootFacts, progress: Progress) -> None:
     reader = StepReader(storage)
     chosen = shown.steps[-MAX_MANIFESTS:]
     progress.begin("read manifests", sum(_record(entry).manifest_bytes for entry in chosen))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from safepoint.manager import CheckpointManager, saving
+from safepoint.manager import CheckpointManager, part_writing
 from safepoint.manager.errors import AttemptLostError, CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def test_an_interrupted_save_leaves_nothing_and_the_next_one_works(
 def test_a_save_that_others_gave_up_while_this_one_wrote_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_files = saving.write_files
+    write_files = part_writing.write_files
 
     def write_late(storage: Any, prefix: str, *rest: Any, **named: Any) -> Any:
         assert manager._session.committer.abandon(1, prefix.partition("-")[2])
         return write_files(storage, prefix, *rest, **named)
 
     with CheckpointManager(tmp_path) as manager:
-        monkeypatch.setattr(saving, "write_files", write_late)
+        monkeypatch.setattr(part_writing, "write_files", write_late)
         with pytest.raises(AttemptLostError) as caught:
             manager.save(1, {"w": torch.ones(3)})
         assert caught.value.outcome == "not_committed"

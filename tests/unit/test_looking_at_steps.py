@@ -144,7 +144,7 @@ def test_a_path_that_ends_in_a_number_is_a_step(path: str, step: int | None, tmp
     assert parse_step_path(tmp_path / path).step == step
 
 
-@pytest.mark.parametrize("path", ["", "gs://bucket/run", "a\0b"])
+@pytest.mark.parametrize("path", ["", "ftp://bucket/run", "a\0b"])
 def test_what_is_no_path_is_refused(path: str) -> None:
     with pytest.raises(CheckpointError):
         parse_step_path(path)
