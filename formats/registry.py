@@ -9,19 +9,20 @@ from __future__ import annotations
 import functools
 import reprlib
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from safepoint.formats.base import Format
 from safepoint.formats.errors import InvalidArgumentError
 from safepoint.formats.orbax.layout import ORBAX, ORBAX_ZSTD
 from safepoint.formats.safetensors import SafetensorsFormat
 from safepoint.formats.torch_file import TorchFormat
 
-if TYPE_CHECKING:
-    from safepoint.formats.base import Format
-
-__all__ = ["ENTRY_POINT_GROUP", "format_names", "get_format"]
+__all__ = ["ENTRY_POINT_GROUP", "FORMAT_PARTS", "format_names", "get_format"]
 
 ENTRY_POINT_GROUP = "safepoint.formats"
+
+FORMAT_PARTS = tuple(name for name in vars(Format) if not name.startswith("_"))
+"""What a format has, by name."""
 
 _OURS: tuple[Format, ...] = (SafetensorsFormat(), ORBAX, ORBAX_ZSTD, TorchFormat())
 _FORMATS: dict[str, Format] = {known.name: known for known in _OURS}
@@ -58,8 +59,7 @@ def _registered(name: str) -> Format | None:
         made: Any = found[0].load()
     except Exception as error:
         raise InvalidArgumentError(f"the package that registers the format {name} cannot be loaded: {error}") from error
-    parts = ("name", "modes", "allows_private_roots", "arrange", "plan", "conclude")
-    missing = [part for part in parts if not hasattr(made, part)]
+    missing = [part for part in FORMAT_PARTS if not hasattr(made, part)]
     if missing or made.name != name:
         raise InvalidArgumentError(
             f"what is registered as the format {name} is none", hint=f"It lacks {', '.join(missing) or 'this name'}."

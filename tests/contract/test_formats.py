@@ -9,11 +9,10 @@ import pytest
 from safepoint.formats.orbax.layout import ORBAX, ORBAX_ZSTD
 from safepoint.formats.registry import format_names, get_format
 from safepoint.formats.safetensors import SafetensorsFormat
+from safepoint.formats.testing import FormatContract
 from safepoint.formats.torch_file import TorchFormat
 from safepoint.manager import CheckpointManager
 from safepoint.manager.errors import InvalidArgumentError
-
-from support.format_contract import FormatContract
 
 if TYPE_CHECKING:
     from pathlib import Path
