@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Contender", "Goal", "Race", "Report", "Sample", "run_race"]
+__all__ = ["Contender", "Goal", "Race", "Report", "Sample", "measure_once", "run_race"]
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -175,13 +175,14 @@ def run_race(title: str, contenders: Sequence[Contender], *, rounds: int, warm_u
     for number in range(-1 if warm_up else 0, rounds):
         turn = number % len(contenders)
         for contender in [*contenders[turn:], *contenders[:turn]]:
-            sample = _run_once(contender)
+            sample = measure_once(contender)
             if number >= 0:
                 race.samples[contender.name].append(sample)
     return race
 
 
-def _run_once(contender: Contender) -> Sample:
+def measure_once(contender: Contender) -> Sample:
+    """Run a contender once."""
     contender.before()
     gc.collect()
     try:

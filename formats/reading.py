@@ -4,15 +4,15 @@ Owns which blocks are read, how often (once each) and by how many threads. Knows
 leaves but a name for messages, nothing of regions and dtypes.
 
 A block of few parts is read straight into its targets; others go through a buffer of the pool. Memory: one block a
-thread, whatever is read.
+thread, whatever is read; where a request is worth more than that (`Storage.read_bytes`), as much as one request brings.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from safepoint.formats.blocks import Block, block_bounds, blocks_of, place_block, runs_of
 from safepoint.formats.checksum import digest_of_parts
 from safepoint.formats.errors import CheckpointError, CorruptDataError
 from safepoint.formats.segments import ReadSegment, check_segment
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["read_blocks", "read_segments", "verify_file"]
 
 _BYTES_WORTH_A_THREAD = 4 << 20
-_BYTES_WORTH_A_READ = 128 << 10
 
 _HINT = "It was changed or damaged after it was written: restore another step, or a copy of this one."
 _RESTORE_HINT = (
@@ -55,7 +54,7 @@ def read_segments(
         files: as in the step's manifest.
         segments: in any order; several may want the same bytes, but their targets must not overlap.
         num_threads: threads that read, this one included; None for as many as the storage can use.
-        progress: called after each block with the bytes read for it, from any of the threads, never twice at once.
+        progress: called after each read with its bytes, from any of the threads, never twice at once.
 
     Returns:
         The bytes read from storage: whole blocks.
@@ -120,16 +119,20 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry) -> Iterator[mem
         StorageError: it is missing or cannot be read.
     """
     path = _join(prefix, entry.path)
-    buffer = BUFFERS.take_anyway(entry.block_bytes)
+    at_once = max(1, storage.read_bytes // entry.block_bytes)
+    buffer = BUFFERS.take_anyway(min(at_once * entry.block_bytes, max(1, entry.num_bytes)))
     try:
         with storage.open_reader(path, num_bytes=entry.num_bytes) as reader:
             _check_size(reader, entry, storage.describe(path))
-            for number in range(len(entry.digests)):
-                start, end = _bounds(entry, number)
-                block = buffer[: end - start]
-                reader.read_into(start, block)
-                _check_digest(block, entry, number, storage.describe(path))
-                yield block
+            for first in range(0, len(entry.digests), at_once):
+                numbers = range(first, min(first + at_once, len(entry.digests)))
+                origin = block_bounds(entry, first)[0]
+                reader.read_into(origin, buffer[: block_bounds(entry, numbers[-1])[1] - origin])
+                for number in numbers:
+                    start, end = block_bounds(entry, number)
+                    block = buffer[start - origin : end - origin]
+                    _check_digest(block, entry, number, storage.describe(path))
+                    yield block
     finally:
         BUFFERS.give_back(buffer)
 
@@ -149,13 +152,31 @@ class _OpenFile:
             self.reader.close()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Task:
-    """One block and the segments that touch it."""
+class _Task(NamedTuple):
+    """Blocks that follow each other in a file, to be read at once."""
 
     file: _OpenFile
-    number: int
-    segments: tuple[ReadSegment, ...]
+    blocks: list[Block]
+
+
+class _Scratch:
+    """A thread's buffer: there when it is asked for, as large as it was ever wanted."""
+
+    def __init__(self) -> None:
+        self._buffer: memoryview | None = None
+
+    def get(self, num_bytes: int) -> memoryview:
+        """Return a buffer of at least this size; what it held is gone."""
+        if self._buffer is None or len(self._buffer) < num_bytes:
+            self.give_back()
+            self._buffer = BUFFERS.take_anyway(num_bytes)
+        return self._buffer
+
+    def give_back(self) -> None:
+        """Return it to the pool."""
+        if self._buffer is not None:
+            BUFFERS.give_back(self._buffer)
+            self._buffer = None
 
 
 class _Source:
@@ -179,20 +200,14 @@ class _Source:
 
     def work(self) -> None:
         """Read blocks until none is left or one failed."""
-        buffer: memoryview | None = None
+        scratch = _Scratch()
         try:
             while (task := self._next()) is not None:
-                block_bytes = task.file.entry.block_bytes
-                if buffer is None or len(buffer) < block_bytes:
-                    if buffer is not None:
-                        BUFFERS.give_back(buffer)
-                    buffer = BUFFERS.take_anyway(block_bytes)
-                self._done(task, _read_block(task, buffer))
+                self._done(task, _read_task(task, scratch))
         except BaseException as error:  # noqa: BLE001 - raised on the caller's thread
             self.stop(error)
         finally:
-            if buffer is not None:
-                BUFFERS.give_back(buffer)
+            scratch.give_back()
 
     def stop(self, error: BaseException) -> None:
         """Hand out no more; the first error counts."""
@@ -233,8 +248,8 @@ class _Source:
             segments.sort(key=_offset)
             file = self._open_file(entry, segments[0].leaf)
             self._open.append(file)
-            for number, touching in _blocks(entry, segments):
-                yield _Task(file=file, number=number, segments=touching)
+            for run in runs_of(blocks_of(entry, segments), self._storage.read_bytes // entry.block_bytes):
+                yield _Task(file, run)
             file.exhausted = True
             file.close_if_done()
             self._open = [other for other in self._open if not (other.exhausted and other.users == 0)]
@@ -253,77 +268,29 @@ class _Source:
         return _OpenFile(entry, self._storage.describe(path), reader)
 
 
-def _read_block(task: _Task, buffer: memoryview) -> int:
+def _read_task(task: _Task, scratch: _Scratch) -> int:
     entry = task.file.entry
-    start, end = _bounds(entry, task.number)
-    whole = next((one for one in task.segments if _holds(one, start, end)), None)
-    inside = None if whole is None else whole.memory(start, end)
-    if inside is not None:
-        parts = [(start, inside)]
-    else:
-        parts = _scattered(task.segments, start, end, buffer) or [(start, buffer[: end - start])]
+    first, _ = block_bounds(entry, task.blocks[0].number)
+    _, last = block_bounds(entry, task.blocks[-1].number)
+
+    def room(start: int, end: int) -> memoryview:
+        return scratch.get(last - first)[start - first : end - first]
+
+    leaf = task.blocks[0].segments[0].leaf
+    placed = [place_block(block, *block_bounds(entry, block.number), room) for block in task.blocks]
     try:
-        task.file.reader.read_parts_into(start, [part for _, part in parts])
-        _check_parts([part for _, part in parts], entry, task.number, task.file.path)
+        task.file.reader.read_parts_into(first, [part for _, parts in placed for part in parts])
+        for block, (whole, parts) in zip(task.blocks, placed, strict=True):
+            leaf = block.segments[0].leaf
+            _check_parts(parts, entry, block.number, task.file.path)
+            start, end = block_bounds(entry, block.number)
+            # What was not read straight into its target lies in the block, or where the buffer has it.
+            for segment in block.segments:
+                if segment is not whole and (len(parts) == 1 or not isinstance(segment.target, memoryview)):
+                    segment.put(parts[0] if len(parts) == 1 else room(start, end), start)
     except CheckpointError as error:
-        raise _in_restore(error, task.segments[0].leaf) from None
-    # What was not read straight into its target lies in the block, or where the buffer has it.
-    block = parts[0][1] if len(parts) == 1 else buffer[: end - start]
-    for segment in task.segments:
-        if segment is not whole and (len(parts) == 1 or not isinstance(segment.target, memoryview)):
-            segment.put(block, start)
-    return end - start
-
-
-def _holds(segment: ReadSegment, start: int, end: int) -> bool:
-    """Say whether the bytes can all be read straight into the segment's memory."""
-    return segment.offset <= start and segment.end >= end and isinstance(segment.target, memoryview)
-
-
-def _scattered(
-    segments: Sequence[ReadSegment], start: int, end: int, buffer: memoryview
-) -> list[tuple[int, memoryview]]:
-    """Return where each part of a block goes, with its place in the file: to its target, or to the buffer if to none.
-
-    Nothing where that would be many small reads, or where two segments want the same bytes.
-    """
-    if len(segments) * _BYTES_WORTH_A_READ > end - start:
-        return []
-    parts: list[tuple[int, memoryview]] = []
-    position = start
-    for segment in segments:
-        first, last = max(start, segment.offset), min(end, segment.end)
-        if first < position:
-            return []
-        if first > position:
-            parts.append((position, buffer[position - start : first - start]))
-        target = segment.memory(first, last)
-        parts.append((first, buffer[first - start : last - start] if target is None else target))
-        position = last
-    if position < end:
-        parts.append((position, buffer[position - start : end - start]))
-    return parts
-
-
-def _blocks(entry: FileEntry, segments: Sequence[ReadSegment]) -> Iterator[tuple[int, tuple[ReadSegment, ...]]]:
-    """Yield each block that a segment touches, with the segments that do; `segments` are sorted by offset."""
-    touching: list[ReadSegment] = []
-    position, number = 0, 0
-    while touching or position < len(segments):
-        if not touching:
-            number = segments[position].offset // entry.block_bytes
-        _, end = _bounds(entry, number)
-        while position < len(segments) and segments[position].offset < end:
-            touching.append(segments[position])
-            position += 1
-        yield number, tuple(touching)
-        touching = [segment for segment in touching if segment.end > end]
-        number += 1
-
-
-def _bounds(entry: FileEntry, number: int) -> tuple[int, int]:
-    start = number * entry.block_bytes
-    return start, min(start + entry.block_bytes, entry.num_bytes)
+        raise _in_restore(error, leaf) from None
+    return last - first
 
 
 def _offset(segment: ReadSegment) -> int:
@@ -350,7 +317,7 @@ def _check_digest(block: memoryview, entry: FileEntry, number: int, path: str) -
 
 def _check_parts(parts: Sequence[memoryview], entry: FileEntry, number: int, path: str) -> None:
     if digest_of_parts(parts) != entry.digests[number]:
-        start, end = _bounds(entry, number)
+        start, end = block_bounds(entry, number)
         raise CorruptDataError(
             f"bytes {start:,} to {end:,} are not those that were committed: their digest differs",
             path=path,

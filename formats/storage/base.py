@@ -1,6 +1,6 @@
 """The contract of a storage: a tree of directories and files below one root.
 
-Owns the interface and the check of paths. Knows nothing about steps, manifests, formats or processes; it moves
+Owns the interface (the check of paths: `paths`). Knows nothing about steps, manifests, formats or processes; it moves
 named bytes, durably, and says precisely what failed.
 
 Rules that every implementation keeps (tests/contract/test_storage.py holds them to it):
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from safepoint.formats.checksum import BLOCK_BYTES
-from safepoint.formats.errors import InvalidArgumentError
+from safepoint.formats.storage.paths import split_name, split_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -185,6 +185,9 @@ class Storage(ABC):
 
     num_streams: int = 2
     """Files, or ranges of them, that are worth moving at once, each by a thread of its own."""
+
+    read_bytes: int = 0
+    """Bytes of a file that follow each other and are better asked for at once than one by one; 0: it makes no odds."""
 
     part_bytes: int | None = None
     """How large, in bytes, data files should be at most: a writer holds as much in memory. None for no limit."""
@@ -368,32 +371,3 @@ class Storage(ABC):
         """
         del path
         return None
-
-
-def split_path(path: str) -> tuple[str, ...]:
-    """Return the parts of a storage path, () for the root.
-
-    Raises:
-        InvalidArgumentError: it could name something outside the root, or is not in its one spelling.
-    """
-    if path == "":
-        return ()
-    parts = tuple(path.split("/"))
-    if "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise InvalidArgumentError(
-            f"not a path inside the storage: {path!r}",
-            hint='Give a relative path with "/" between its parts, without empty, "." and ".." parts.',
-        )
-    return parts
-
-
-def split_name(path: str) -> tuple[str, ...]:
-    """Return the parts of a storage path that is not the root's; there is at least one.
-
-    Raises:
-        InvalidArgumentError: as `split_path`, and for "".
-    """
-    parts = split_path(path)
-    if not parts:
-        raise InvalidArgumentError("the root of a storage is neither a file nor to be removed or renamed")
-    return parts

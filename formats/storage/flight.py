@@ -22,6 +22,8 @@ class ByteBudget:
             capacity_bytes: bytes that may be taken at once.
         """
         self._capacity_bytes = capacity_bytes
+        self.two_copies = threading.Lock()
+        """Held while something exists twice, so that it is one file at a time that takes more than was counted."""
         self._changed = threading.Condition()
         self._taken_bytes = 0
         self._waiting: deque[object] = deque()

@@ -5,6 +5,7 @@ Owns the memory of an upload and its place in the byte budget. Knows nothing abo
 
 from __future__ import annotations
 
+import ctypes
 import errno
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from safepoint.formats.storage.object_client import ObjectClient
 
 __all__ = ["ObjectFile", "ObjectReader"]
+
+
+_BYTES_WORTH_A_TRIM = 8 << 20
 
 
 class ObjectFile(BlockFile):
@@ -66,8 +70,9 @@ class ObjectFile(BlockFile):
     @override
     def finish(self) -> None:
         num_bytes, whole = len(self._content), digest(self._content)
-        request = self._client.start_write(self._key, self._content, version=MISSING)
-        self._content = bytearray()  # the client has its own copy
+        with self._budget.two_copies:  # the client makes its own
+            request = self._client.start_write(self._key, self._content, version=MISSING)
+            self._content = bytearray()
         try:
             written = self._client.written(request)
         except StorageError:
@@ -95,6 +100,8 @@ class ObjectFile(BlockFile):
         return found is not None and digest(found.data) == whole
 
     def _release(self) -> None:
+        if self._taken_bytes >= _BYTES_WORTH_A_TRIM:
+            _return_free_memory()
         self._budget.give(self._taken_bytes)
         self._taken_bytes = 0
 
@@ -130,3 +137,13 @@ class ObjectReader(FileReader):
         if found is None:
             raise storage_error(OSError(errno.ENOENT, ""), "read", self._path)
         return found
+
+
+def _return_free_memory() -> None:
+    """Give the system back what the client freed.
+
+    glibc keeps it otherwise, an upload for each thread that ever began one: the client's copies are of small pieces.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

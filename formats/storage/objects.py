@@ -48,6 +48,8 @@ class ObjectStorage(Storage):
     """A prefix of a bucket."""
 
     renames = False
+    part_bytes = 64 << 20
+    read_bytes = 16 << 20
 
     def __init__(self, root: ObjectRoot, options: StorageOptions | None = None) -> None:
         """Touch nothing; the first request connects.

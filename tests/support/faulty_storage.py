@@ -100,6 +100,8 @@ class FaultyStorage(Storage):
         self.location = inner.location
         self.renames = inner.renames
         self.part_bytes = inner.part_bytes
+        self.num_streams = inner.num_streams
+        self.read_bytes = inner.read_bytes
         self.log: list[Call] = []
         self.num_calls = 0
         self.fired = 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from safepoint.formats.checksum import digest
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
@@ -17,6 +18,7 @@ from safepoint.formats.reading import read_segments, verify_file
 from safepoint.formats.segments import ReadSegment
 from safepoint.formats.storage import LocalStorage, MemoryStorage
 from safepoint.formats.storage.buffers import BUFFERS
+from safepoint.formats.storage.memory import MemoryReader
 
 from support.faulty_storage import Fail, FaultyStorage
 from support.stored_files import STEP, add_file, content
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from safepoint.formats.entries import FileEntry
+    from safepoint.formats.storage.base import FileReader
 
 BLOCK = 100
 
@@ -77,6 +80,50 @@ def test_only_blocks_that_are_wanted_are_read_and_only_their_files_opened() -> N
     assert storage.counts == {"open_reader": 1, "reader.read_into": 2, "reader.close": 1}
 
 
+class Requests(MemoryStorage):
+    """A storage that notes what it is asked for, as one that takes a whole run of blocks in one request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    @override
+    def open_reader(self, path: str, *, num_bytes: int | None = None) -> FileReader:
+        storage = self
+
+        class Reader(MemoryReader):
+            @override
+            def read_parts_into(self, offset: int, parts: list[memoryview]) -> None:
+                storage.asked.append((offset, sum(map(len, parts))))
+                super().read_parts_into(offset, parts)
+
+        return Reader(self.get(path, max_bytes=1 << 20), path)
+
+
+@pytest.mark.parametrize(
+    ("read_bytes", "expected"),
+    [
+        (0, [(0, 100), (100, 100), (200, 100), (300, 100), (600, 100), (900, 50)]),
+        (100, [(0, 100), (100, 100), (200, 100), (300, 100), (600, 100), (900, 50)]),
+        (250, [(0, 200), (200, 200), (600, 100), (900, 50)]),
+        (4000, [(0, 400), (600, 100), (900, 50)]),
+    ],
+)
+def test_blocks_that_follow_each_other_are_asked_for_at_once(read_bytes: int, expected: list[tuple[int, int]]) -> None:
+    storage = Requests()
+    storage.read_bytes = read_bytes
+    storage.make_dir("")
+    storage.make_dir(STEP)
+    data = content(0, 950)
+    entry = add_file(storage, "f", data, BLOCK)
+    segments = [segment(0, 50, 300), segment(0, 0, 10), segment(0, 350, 1), segment(0, 699, 1), segment(0, 949, 1)]
+    assert read_segments(storage, STEP, [entry], segments) == 650 - 100
+    assert all(one.target == data[one.offset : one.offset + len(one.target)] for one in segments)
+    assert sorted(storage.asked) == expected
+    storage.asked.clear()
+    verify_file(storage, STEP, entry)
+
+
 def test_nothing_wanted_reads_nothing() -> None:
     storage, files, _ = make_storage([100])
     assert read_segments(storage, STEP, files, []) == 0
@@ -87,6 +134,7 @@ def test_nothing_wanted_reads_nothing() -> None:
 def test_any_segments_equal_slices_of_the_files(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 400), min_size=1, max_size=3))
     storage, files, contents = make_storage(sizes, data.draw(st.integers(1, 130)))
+    storage.read_bytes = data.draw(st.sampled_from([0, 1, 200, 1000]))
     segments = []
     for _ in range(data.draw(st.integers(0, 12))):
         file = data.draw(st.integers(0, len(sizes) - 1))
@@ -99,7 +147,7 @@ def test_any_segments_equal_slices_of_the_files(data: st.DataObject) -> None:
         for one in segments
         for position in range(one.offset, one.offset + len(one.target))
     }
-    assert storage.counts["reader.read_into"] == len(touched)
+    assert storage.counts["reader.read_into"] == len(touched)  # parts of a request
     assert num_bytes == sum(
         min(files[file].block_bytes, sizes[file] - number * files[file].block_bytes) for file, number in touched
     )
