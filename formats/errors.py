@@ -81,6 +81,12 @@ class CheckpointError(Exception):
         self.hint = hint
         for name in self.extra_fields:
             setattr(self, name, extra.get(name))
+        self.add_note(f"See {self.section}")  # shown by tracebacks, and no part of the message
+
+    @property
+    def section(self) -> str:
+        """Where the documentation tells why this happens, and what to do."""
+        return f"docs/troubleshooting.md#{type(self).__name__.lower()}"
 
     def __str__(self) -> str:
         context = [

@@ -158,7 +158,13 @@ def error_document(error: CheckpointError) -> dict[str, Any]:
     about: dict[str, Any] = {
         name: fields[name] for name in ("step", "leaf", "path", "process_index", "outcome") if name in fields
     }
-    return {"type": type(error).__name__, "message": error.message, **about, "hint": error.hint}
+    return {
+        "type": type(error).__name__,
+        "message": error.message,
+        **about,
+        "hint": error.hint,
+        "section": error.section,
+    }
 
 
 def print_error(error: CheckpointError, *, as_json: bool) -> None:
@@ -169,3 +175,4 @@ def print_error(error: CheckpointError, *, as_json: bool) -> None:
     console = _console(sys.stderr)
     for number, line in enumerate(str(error).splitlines()):
         console.print(Text(f"error: {safe(line)}", style="red") if number == 0 else Text(safe(line)), soft_wrap=True)
+    console.print(Text(f"  See {error.section}", style="dim"), soft_wrap=True)
