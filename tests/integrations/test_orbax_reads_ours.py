@@ -15,6 +15,7 @@ from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.manager import CheckpointManager
 from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
 
+from support.matrix import cases
 from support.orbax_process import digest_of, needs_orbax, run_orbax
 from support.orbax_states import expected_items, make_both
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from support.process_pool import ProcessPool
 
 MESHES = {1: (1,), 2: (2,), 4: (2, 2)}
-CASES = [
-    *(("orbax", mode, count) for mode in ("sharded", "consolidated") for count in MESHES),
-    *(("orbax_zstd", "sharded", 2), ("orbax_zstd", "sharded", 4), ("orbax_zstd", "consolidated", 1)),
-]
 BOTH_KNOW = [
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -64,7 +61,10 @@ def mesh_request(path: str, leaves: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 @needs_orbax
-@pytest.mark.parametrize(("file_format", "mode", "count"), CASES)
+@pytest.mark.parametrize(
+    ("file_format", "mode", "count"),
+    cases("tests/integrations/test_orbax_reads_ours.py::test_every_reader_of_orbax_restores_what_some_processes_saved"),
+)
 def test_every_reader_of_orbax_restores_what_some_processes_saved(
     process_pool: ProcessPool, tmp_path: Path, file_format: str, mode: str, count: int
 ) -> None:
@@ -89,9 +89,14 @@ def test_every_reader_of_orbax_restores_what_some_processes_saved(
 
 
 @needs_orbax
-@pytest.mark.parametrize("file_format", ["orbax", "orbax_zstd"])
-def test_the_manager_of_orbax_opens_our_root(process_pool: ProcessPool, tmp_path: Path, file_format: str) -> None:
-    process_pool.run(save_case, str(tmp_path), file_format, "sharded", MESHES[2], "blocking", num_processes=2)
+@pytest.mark.parametrize(
+    ("file_format", "mode", "count"),
+    cases("tests/integrations/test_orbax_reads_ours.py::test_the_manager_of_orbax_opens_our_root"),
+)
+def test_the_manager_of_orbax_opens_our_root(
+    process_pool: ProcessPool, tmp_path: Path, file_format: str, mode: str, count: int
+) -> None:
+    process_pool.run(save_case, str(tmp_path), file_format, mode, MESHES[count], "blocking", num_processes=count)
     latest, older = run_orbax(
         {"do": "manager", "root": str(tmp_path)}, {"do": "manager", "root": str(tmp_path), "step": 2}
     )

@@ -9,6 +9,7 @@ import torch
 
 from safepoint.manager import CheckpointManager
 
+from support.matrix import cases
 from support.sharded_states import LEAVES, check_state, expected, make_state
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ def restore_case(_rank: int, root: str, file_format: str, mesh: tuple[int, ...])
     check_state(state)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("file_format", "mode"), [("torch", "consolidated"), ("orbax", "consolidated"), ("orbax", "sharded")]
+    ("file_format", "mode", "count"),
+    cases("tests/multiprocess/test_formats.py::test_what_some_processes_saved_any_other_number_restores"),
 )
 def test_what_some_processes_saved_any_other_number_restores(
     process_pool: ProcessPool, tmp_path: Path, file_format: str, mode: str, count: int
@@ -46,8 +47,17 @@ def test_what_some_processes_saved_any_other_number_restores(
         process_pool.run(restore_case, str(tmp_path), file_format, MESHES[others], num_processes=others)
 
 
-def test_torch_loads_what_four_processes_held_in_parts(process_pool: ProcessPool, tmp_path: Path) -> None:
-    process_pool.run(save_case, str(tmp_path), "torch", "auto", (2, 2), "blocking", num_processes=4)
+@pytest.mark.parametrize(
+    ("file_format", "mode", "count"),
+    cases("tests/multiprocess/test_formats.py::test_torch_loads_what_some_processes_held_in_parts"),
+)
+def test_torch_loads_what_some_processes_held_in_parts(
+    process_pool: ProcessPool, tmp_path: Path, file_format: str, mode: str, count: int
+) -> None:
+    saved = process_pool.run(
+        save_case, str(tmp_path), file_format, "auto", MESHES[count], "blocking", num_processes=count
+    )
+    assert set(saved) == {mode}
     found = torch.load(tmp_path / "7" / "leaves" / "leaves.pt", weights_only=True)
     assert sorted(found) == sorted(LEAVES)
     for name, leaf in found.items():

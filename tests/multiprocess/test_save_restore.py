@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from safepoint.manager import CheckpointManager, KeepLast, PerProcess
 from safepoint.manager.errors import (
@@ -13,7 +14,8 @@ from safepoint.manager.errors import (
     StructureMismatchError,
 )
 
-from support.sharded_states import check_state, expected, make_state
+from support.matrix import cases
+from support.sharded_states import LEAVES, check_state, expected, make_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from support.process_pool import PoolView, ProcessPool
 
 DEADLINE_SECS = 20.0
+SAVED_DTYPES = {torch.int64, *(dtype for _, dtype in LEAVES.values())}
 
 
 def open_manager(root: str, **options: Any) -> CheckpointManager:
@@ -53,15 +56,25 @@ def restore_case(_rank: int, root: str, mesh: tuple[int, ...]) -> int:
     return restored.step
 
 
-@pytest.mark.parametrize("mode", ["consolidated", "sharded"])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("file_format", "mode", "count"),
+    cases("tests/multiprocess/test_save_restore.py::test_any_number_of_processes_restores_what_any_other_saved"),
+)
 def test_any_number_of_processes_restores_what_any_other_saved(
-    process_pool: ProcessPool, tmp_path: Path, mode: str, count: int
+    process_pool: ProcessPool, tmp_path: Path, file_format: str, mode: str, count: int
 ) -> None:
+    assert file_format == "safetensors"  # by default
     saved = process_pool.run(save_case, str(tmp_path), mode, mesh_for(count), num_processes=count)
     assert {used for used, _ in saved} == {mode}
     if mode == "consolidated":
         assert all(num_bytes == 0 for _, num_bytes in saved[1:])
+        with safe_open(tmp_path / "7" / "leaves" / "leaves.safetensors", framework="pt") as opened:
+            assert all(torch.equal(opened.get_tensor(name), expected(name)) for name in opened.keys())  # noqa: SIM118
+    shards = list(tmp_path.glob("7/shard-*.safetensors"))
+    assert len(shards) == (count if mode == "sharded" else 0)
+    for shard in shards:
+        with safe_open(shard, framework="pt") as opened:
+            assert {opened.get_tensor(name).dtype for name in opened.keys()} <= SAVED_DTYPES  # noqa: SIM118
     for others in (1, 2, 3, 4):
         restored = process_pool.run(restore_case, str(tmp_path), mesh_for(others), num_processes=others)
         assert restored == [7] * others

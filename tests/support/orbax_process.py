@@ -1,7 +1,7 @@
 """Runs the real Orbax on JAX's CPU devices in a process of its own, and tells what it restored.
 
-As a module: `run_orbax` starts the process, `needs_orbax` skips a test where Orbax is not installed. As a script: what
-runs there.
+As a module: `run_orbax` starts the process, `needs_orbax` skips a test where Orbax is not installed, and
+`needs_any_orbax` where no environment has it. As a script: what runs there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Leaf", "digest_of", "needs_orbax", "run_orbax"]
+__all__ = ["Leaf", "digest_of", "needs_any_orbax", "needs_orbax", "run_orbax"]
 
 NUM_DEVICES = 8
 _ANSWER = "answer: "
@@ -28,9 +28,22 @@ _ANSWER = "answer: "
 Leaf = tuple[str, tuple[int, ...], str]
 """dtype, shape, and digest of the bytes."""
 
+_NOTE = Path(__file__).parents[2] / "build" / "orbax-python"
+"""Where `./dev test` says which Python has Orbax: torch_xla would import a JAX that it finds in its own environment."""
+
+
+def _orbax_python() -> str | None:
+    if all(importlib.util.find_spec(name) is not None for name in ("jax", "orbax")):
+        return sys.executable
+    found = _NOTE.read_text().strip() if _NOTE.exists() else ""
+    return found if Path(found).is_file() else None
+
+
 needs_orbax = pytest.mark.skipif(
-    importlib.util.find_spec("orbax") is None or importlib.util.find_spec("jax") is None,
-    reason="orbax-checkpoint is not installed",
+    _orbax_python() != sys.executable, reason="orbax-checkpoint is not installed in this environment"
+)
+needs_any_orbax = pytest.mark.skipif(
+    _orbax_python() is None, reason="orbax-checkpoint is in no environment; ./dev test builds one"
 )
 
 
@@ -52,7 +65,7 @@ def run_orbax(*requests: dict[str, Any], timeout_secs: float = 90.0) -> list[Any
 @functools.cache
 def _running() -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-P", str(Path(__file__).resolve())],
+        [str(_orbax_python()), "-P", str(Path(__file__).resolve())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
