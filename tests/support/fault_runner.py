@@ -199,6 +199,8 @@ def judge(point: Point, fired: str, found: int | None, count: int, reports: dict
 
 def allowed_secs(point: Point, rank: int) -> float:
     """Return how long a phase may take: one deadline, and what the fault itself takes on its own process."""
+    if not point.at:
+        return WITHOUT_FAULT_SECS
     own = rank == point.process
     if own and point.kind == "stop":
         return HUNG_SECS
