@@ -210,6 +210,7 @@ class WriteJob:
             for each array; on the primary only.
         metrics: of the step, by name; on the primary only.
         time_nsecs: when the save began, in nanoseconds since 1970.
+        part_bytes: how large a file should be at most, where the format can cut its files; None for no limit.
     """
 
     mode: Mode
@@ -220,6 +221,7 @@ class WriteJob:
     outline: Callable[[], Mapping[str, Any]] = field(default=_no_state)
     metrics: Mapping[str, float] = field(default_factory=dict)
     time_nsecs: int = 0
+    part_bytes: int | None = None
 
 
 class Format(Protocol):

@@ -16,11 +16,12 @@ from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, UnsupportedValueError
 from safepoint.formats.fields import INT64_MAX, Fields, known_json, parse_json
 from safepoint.formats.grouping import file_plan, group_portions, pieces_of, portion_keys
+from safepoint.formats.parts import hugging_face_index, part_path, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from safepoint.formats.base import LeafParts, WrittenPart
+    from safepoint.formats.base import Content, LeafParts, WrittenPart
     from safepoint.formats.layout import Mode
     from safepoint.formats.tree import JSON, TreePath
 
@@ -56,12 +57,34 @@ class SafetensorsFormat:
         return {}
 
     def plan(self, portions: Sequence[Portion], job: WriteJob) -> list[FilePlan]:
-        """Return one file an item (consolidated), or one for all (sharded)."""
+        """Return one file an item (consolidated), or one for all (sharded), or several parts of it."""
         plans = []
         for path, indices in group_portions(portions, job, self.suffix).items():
+            parts = [] if job.part_bytes is None else spread(portions, indices, job.mode, job.part_bytes)
+            if len(parts) > 1:
+                plans += self._plan_parts(path, portions, parts, job.mode)
+                continue
             keys = portion_keys(portions, indices, job)
             layout = self.layout(pieces_of(portions, keys), {"format": "pt"})
             plans.append(file_plan(path, layout, portions, keys))
+        return plans
+
+    def _plan_parts(
+        self, path: str, portions: Sequence[Portion], parts: Sequence[Sequence[tuple[str, Content]]], mode: Mode
+    ) -> list[FilePlan]:
+        plans = []
+        for index, part in enumerate(parts):
+            contents = dict(part)
+            pieces = [Piece(key=key, dtype=portions[c.portion].dtype, shape=c.region.shape) for key, c in part]
+            layout = self.layout(pieces, {"format": "pt"})
+            held = tuple(contents[placement.piece.key] for placement in layout.placements)
+            name = part_path(path, index, len(parts), self.suffix)
+            plans.append(FilePlan(path=name, layout=layout, contents=held))
+        if mode == "consolidated":
+            names = [(plan.path, [placement.piece.key for placement in plan.layout.placements]) for plan in plans]
+            num_bytes = sum(placement.num_bytes for plan in plans for placement in plan.layout.placements)
+            name, data = hugging_face_index(path, names, num_bytes)
+            plans.append(FilePlan(path=name, layout=FileLayout(header=data, placements=(), num_bytes=len(data))))
         return plans
 
     def conclude(self, parts: Iterable[WrittenPart], job: WriteJob) -> list[FilePlan]:

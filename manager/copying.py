@@ -239,7 +239,7 @@ class _Copier:
     def _is_there(self, file: FileEntry, prefix: str) -> bool:
         """Say whether an earlier copy wrote this file, all of it."""
         try:
-            if self._owned.storage.size(f"{prefix}/{file.path}") != file.num_bytes:
+            if self._owned.storage.size(f"{prefix}/{file.path}", expected=file.num_bytes) != file.num_bytes:
                 return False
             verify_file(self._owned.storage, prefix, file)
         except CorruptDataError:

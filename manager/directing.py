@@ -103,13 +103,16 @@ class SaveLayout:
     notes: Mapping[TreePath, JSON]
 
 
-def direct_save(tables: Sequence[LeafTable], *, options: ManagerOptions, memo: Memo[SaveLayout]) -> SaveDecision:
+def direct_save(
+    tables: Sequence[LeafTable], *, options: ManagerOptions, memo: Memo[SaveLayout], part_bytes: int | None = None
+) -> SaveDecision:
     """Return the answer for each process, and what the primary needs later.
 
     Args:
         tables: what each process holds; equal ones are one object.
         options: of the manager.
         memo: of the saves before.
+        part_bytes: how large a file should be at most, on this storage.
 
     Raises:
         DisagreementError: the processes hold contradictory leaves.
@@ -117,9 +120,11 @@ def direct_save(tables: Sequence[LeafTable], *, options: ManagerOptions, memo: M
     """
     merged = merge_tables(tables)
     if get_format(options.format).plans_by_geometry:
-        layout = memo.get(tuple(table.arrays for table in tables), lambda: _lay_out(tables, merged, options))
+        layout = memo.get(
+            tuple(table.arrays for table in tables), lambda: _lay_out(tables, merged, options, part_bytes)
+        )
     else:
-        layout = _lay_out(tables, merged, options)
+        layout = _lay_out(tables, merged, options, part_bytes)
     attempt = secrets.token_hex(8)
     directions = [
         Direction(
@@ -143,7 +148,9 @@ def direct_save(tables: Sequence[LeafTable], *, options: ManagerOptions, memo: M
     )
 
 
-def _lay_out(tables: Sequence[LeafTable], merged: LeafTable, options: ManagerOptions) -> SaveLayout:
+def _lay_out(
+    tables: Sequence[LeafTable], merged: LeafTable, options: ManagerOptions, part_bytes: int | None
+) -> SaveLayout:
     count = len(tables)
     held = [table.arrays for table in tables]
     file_format = get_format(options.format)
@@ -152,7 +159,7 @@ def _lay_out(tables: Sequence[LeafTable], merged: LeafTable, options: ManagerOpt
     plan = plan_save(held, mode, options.root_scope)
     leaves = leaf_parts(plan, merged.arrays)
     notes = file_format.arrange(leaves, lambda: outline_state(merged.nodes))
-    sends = order_sends(plan, merged, file_format, notes, count)
+    sends = order_sends(plan, merged, file_format, notes, count, part_bytes=part_bytes)
     compares = shared_regions(held) if options.check_replicas == "error" else [[] for _ in held]
     return SaveLayout(
         mode=mode,
@@ -182,7 +189,12 @@ def leaf_parts(plan: SavePlan, specs: Mapping[TreePath, ArraySpec]) -> list[Leaf
 
 
 def write_job(
-    direction: Direction, decision: SaveDecision | None, coordinator: Coordinator, metrics: Mapping[str, float]
+    direction: Direction,
+    decision: SaveDecision | None,
+    coordinator: Coordinator,
+    metrics: Mapping[str, float],
+    *,
+    part_bytes: int | None = None,
 ) -> WriteJob:
     """Return what the format is told of the save, beside what this process writes; the primary knows the decision."""
     job = WriteJob(
@@ -190,6 +202,7 @@ def write_job(
         process_index=coordinator.process_index,
         process_count=coordinator.process_count,
         notes=direction.notes_by_path(),
+        part_bytes=part_bytes,
     )
     if decision is None:
         return job
@@ -232,7 +245,13 @@ def load_tables(digests: Sequence[str], coordinator: Coordinator, deadline_secs:
 
 
 def order_sends(
-    plan: SavePlan, merged: LeafTable, file_format: Format, notes: Mapping[TreePath, JSON], process_count: int
+    plan: SavePlan,
+    merged: LeafTable,
+    file_format: Format,
+    notes: Mapping[TreePath, JSON],
+    process_count: int,
+    *,
+    part_bytes: int | None = None,
 ) -> list[list[WriteAssignment]]:
     """Return, per process, the parts that it sends, in the order in which the writers load them."""
     sends: list[list[WriteAssignment]] = [[] for _ in range(process_count)]
@@ -250,6 +269,7 @@ def order_sends(
                 process_count=process_count,
                 notes=notes,
                 outline=lambda: outline_state(merged.nodes),
+                part_bytes=part_bytes,
             ),
         )
         for file in files:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from safepoint.formats.storage import LocalStorage
-from safepoint.manager.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,11 +25,12 @@ def num_bytes_in(storage: Storage, name: str) -> int:
     """Return the size of a file of any storage, or of all files below a directory there."""
     if isinstance(storage, LocalStorage):
         return num_bytes_below(storage.root / name)
-    with suppress(CorruptDataError):  # no file: a directory
-        size = storage.size(name)
-        if size is not None:
-            return size
-    return sum(num_bytes_in(storage, f"{name}/{entry.name}") for entry in storage.list(name))
+    return _num_bytes_below(storage, name) or storage.size(name) or 0
+
+
+def _num_bytes_below(storage: Storage, name: str) -> int:
+    entries = [(f"{name}/{entry.name}", entry.is_dir) for entry in storage.list(name)]
+    return sum(_num_bytes_below(storage, path) if is_dir else storage.size(path) or 0 for path, is_dir in entries)
 
 
 def bytes_freed_in(storage: Storage, names: Sequence[str]) -> list[int]:

@@ -12,6 +12,7 @@ from safepoint.formats.reading import read_segments
 from safepoint.formats.region import Region, check_tiling
 from safepoint.formats.segments import ReadSegment
 from safepoint.manager.errors import CorruptDataError
+from safepoint.manager.file_sizes import sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,8 +130,9 @@ def check_written(storage: Storage, prefix: str, files: Sequence[FileEntry]) -> 
     Raises:
         CorruptDataError: a file is missing, cut short, or other than it was written; names it.
     """
-    for file in files:
-        found = storage.size(f"{prefix}/{file.path}", expected=file.num_bytes)
+    for file, found in zip(files, sizes_of(storage, prefix, files), strict=True):
+        if isinstance(found, CorruptDataError):
+            raise found
         if found != file.num_bytes:
             what = "is missing" if found is None else f"has {found} bytes"
             raise _unlike(storage, prefix, file, f"{what} instead of {file.num_bytes} bytes")

@@ -27,7 +27,7 @@ from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME, MARKER_VERSION
 from safepoint.formats.tombstone import Tombstone
 from safepoint.manager import sweeping
 from safepoint.manager.commit_protocol import CommitProtocol
-from safepoint.manager.errors import CheckpointError, CorruptDataError, Outcome, StorageError
+from safepoint.manager.errors import CheckpointError, Outcome, StorageError
 from safepoint.manager.slots import Slot, claim_slot, fence_attempt, read_slot, slot_path
 from safepoint.manager.step_listing import CommittedStep, is_attempt, parse_name
 from safepoint.manager.unsettled import Mark, read_marks, told
@@ -80,11 +80,8 @@ class MarkerCommit(CommitProtocol):
 
     @override
     def is_free(self, name: str) -> bool:
-        try:
-            if self._storage.size(name) is not None:
-                return False
-        except CorruptDataError:
-            pass  # a directory
+        if any(entry.name == name and not entry.is_dir for entry in self._storage.list("")):
+            return False
         # Attempts beside each other harm nobody: one may be a step that is being copied to here, its record last.
         return all(is_attempt(entry.name) and entry.is_dir for entry in self._storage.list(name))
 

@@ -72,7 +72,10 @@ def write_part(
             file_format=get_format(session.options.format),
             progress=progress,
             job=WriteJob(
-                mode=direction.mode, process_index=process_index, process_count=session.coordinator.process_count
+                mode=direction.mode,
+                process_index=process_index,
+                process_count=session.coordinator.process_count,
+                part_bytes=session.storage.part_bytes,
             ),
         )
         report = write.run(files, source)

@@ -71,7 +71,9 @@ def plan_together(session: Session, state: Mapping[str, Any], begin: Callable[[s
             if is_alone
             else load_tables([payload.decode() for payload in payloads], coordinator, deadline_secs)
         )
-        decision = direct_save(tables, options=session.options, memo=session.memos.layout)
+        decision = direct_save(
+            tables, options=session.options, memo=session.memos.layout, part_bytes=session.storage.part_bytes
+        )
         decisions.append(decision)
         begin(decision.directions[0].attempt)
         return [
@@ -99,7 +101,7 @@ def lay_out_files(
     file_format = get_format(session.options.format)
 
     def make() -> list[PlannedFile]:
-        job = write_job(direction, decision, session.coordinator, metrics)
+        job = write_job(direction, decision, session.coordinator, metrics, part_bytes=session.storage.part_bytes)
         return plan_files(direction.assignments, specs, file_format=file_format, job=job)
 
     if not file_format.plans_by_geometry:

@@ -18,11 +18,12 @@ from safepoint.formats.commit_record import CommitRecord
 from safepoint.formats.layout import LAYOUT_VERSION, Mode
 from safepoint.formats.region import Region
 from safepoint.formats.registry import get_format
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import open_storage
 from safepoint.manager.concluding import concluding_files
 from safepoint.manager.directing import Direction
 from safepoint.manager.done_files import DoneFiles
 from safepoint.manager.errors import CheckpointError, InvalidArgumentError, StorageError
+from safepoint.manager.file_sizes import sizes_of
 from safepoint.manager.leaf_digests import LeafDigests, LeafPart, check_leaves
 from safepoint.manager.manifesting import assemble_manifest, check_written
 from safepoint.manager.outline import outline_state
@@ -123,14 +124,15 @@ class Rewriting:
             StorageError: the root cannot be written to. What is done stays for the next try; the root's next owner
                 removes it otherwise.
         """
-        reader = StepReader(LocalStorage(destination))
+        storage = open_storage(destination)
+        reader = StepReader(storage)
         for known in reader.list_steps():
             if (known.record.step, known.record.attempt) == (self.step, self.attempt):
                 return _rewritten(known.record, reader.load_manifest(known), "present")
         self.opened.check_complete()
         if self.format != "safetensors":
             self.opened.check_whole_arrays()
-        job = self._job()
+        job = replace(self._job(), part_bytes=storage.part_bytes)
         files = plan_files(
             [WriteAssignment(path, Region.whole(spec.shape), 0, 0) for path, spec in self._specs.items()],
             self._specs,
@@ -198,7 +200,9 @@ class Rewriting:
         for file in files:
             parts = [(piece.path, piece.region) for piece in file.pieces]
             note = _read_note(done.get(file.path), file)
-            if note is not None and all(storage.size(f"{prefix}/{one.path}") == one.num_bytes for one in note[0].files):
+            if note is not None and sizes_of(storage, prefix, note[0].files) == [
+                one.num_bytes for one in note[0].files
+            ]:
                 report, found = note
                 progress.advance(_data_bytes(file))
             else:

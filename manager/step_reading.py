@@ -17,6 +17,7 @@ from safepoint.formats.tombstone import parse_slot
 from safepoint.manager import pins
 from safepoint.manager.collecting import paused_collection
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StepNotFoundError, StorageError
+from safepoint.manager.file_sizes import sizes_of
 from safepoint.manager.step_listing import CommittedStep, Listing, RecordCache, StepProblem, read_listing
 from safepoint.manager.structure_check import check_structure
 
@@ -128,14 +129,12 @@ class StepReader:
             CorruptDataError: a file is missing, of another size, or something else than a file; names the first one.
         """
         faults: list[tuple[str, str]] = []
-        for file in manifest.files:
+        sizes = sizes_of(self._storage, step.files_prefix, manifest.files)
+        for file, size in zip(manifest.files, sizes, strict=True):
             path = f"{step.files_prefix}/{file.path}"
-            try:
-                size = self._storage.size(path)
-            except CorruptDataError as error:
-                faults.append((path, error.message))
-                continue
-            if size is None:
+            if isinstance(size, CorruptDataError):
+                faults.append((path, size.message))
+            elif size is None:
                 faults.append((path, "the file is missing"))
             elif size != file.num_bytes:
                 faults.append((path, f"the file has {size:,} bytes where {file.num_bytes:,} were committed"))

@@ -14,6 +14,7 @@ from safepoint.formats.manifest import FileEntry, Mode, ShardEntry, TreePath
 from safepoint.formats.region import Region
 from safepoint.manager.encoding import stored_pieces, write_encoded
 from safepoint.manager.file_bytes import Located, PlannedFile, append_image, append_pieces
+from safepoint.manager.finishing import Finishing
 from safepoint.manager.sources import PlannedPiece, Source
 from safepoint.manager.wire import path_from_json, path_to_json
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from safepoint.formats.base import Placement
-    from safepoint.formats.storage import Storage, WrittenFile
+    from safepoint.formats.storage import FileWriter, Storage
     from safepoint.manager.adapters import ArraySpec
     from safepoint.manager.planner import WriteAssignment
 
@@ -204,42 +205,47 @@ def write_files(
     Raises:
         StorageError: the storage refused; the file in question is removed.
     """
-    entries: list[FileEntry] = []
     written: list[Located] = []
     directories = {prefix}
-
-    def finished(path: str, file: WrittenFile) -> None:
-        entries.append(
-            FileEntry(
-                path=path,
-                num_bytes=file.num_bytes,
-                block_bytes=file.block_bytes,
-                digests=file.digests,
-                process_index=process_index,
-                attempt=attempt,
-            )
-        )
-
-    for index, file in enumerate(files):
-        _make_parents(storage, f"{prefix}/{file.path}", directories)
-        image = source[index] if isinstance(source, Sequence) else None
-        if file.layout.codec is not None:
-            stored = stored_pieces(file, image if image is not None else cast("Source", source))
-            written.append(write_encoded(storage, prefix, file, stored, len(entries), finished, progress))
-            continue
-        with storage.open_writer(f"{prefix}/{file.path}", num_bytes=file.layout.num_bytes) as writer:
-            if progress is not None:
-                writer.report_to(progress)
-            if image is not None:
-                append_image(writer, file, image)
-            else:
-                append_pieces(writer, file, cast("Source", source))
-            written.append(file.located(len(entries)))
-            finished(file.path, writer.finish())
+    with Finishing(storage, process_index=process_index, attempt=attempt, progress=progress) as finishing:
+        for index, file in enumerate(files):
+            path = f"{prefix}/{file.path}"
+            _make_parents(storage, path, directories)
+            image = source[index] if isinstance(source, Sequence) else None
+            if file.layout.codec is not None:
+                stored = stored_pieces(file, image if image is not None else cast("Source", source))
+                number = finishing.num_files
+                written.append(write_encoded(storage, prefix, file, stored, number, finishing.add, progress))
+                continue
+            written.append(file.located(finishing.num_files))
+            finishing.finish(file.path, _appended(storage, path, file, image, source, finishing))
+        entries = finishing.entries()
     for directory in sorted(directories, reverse=True):
         storage.sync_dir(directory)
     shards, copies = (_joined([pair[kind] for pair in written]) for kind in (0, 1))
-    return WriteReport(files=tuple(entries), shards=shards, copies=copies)
+    return WriteReport(files=entries, shards=shards, copies=copies)
+
+
+def _appended(
+    storage: Storage,
+    path: str,
+    file: PlannedFile,
+    image: memoryview | None,
+    source: Source | Sequence[memoryview],
+    finishing: Finishing,
+) -> FileWriter:
+    """Return the writer of a file that has all of it, and is to be finished."""
+    writer = storage.open_writer(path, num_bytes=file.layout.num_bytes)
+    try:
+        finishing.watch(writer)
+        if image is not None:
+            append_image(writer, file, image)
+        else:
+            append_pieces(writer, file, cast("Source", source))
+    except BaseException:
+        writer.abort()
+        raise
+    return writer
 
 
 def _joined(groups: Sequence[_Shards]) -> _Shards:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "PART_BYTES",
     "Entry",
     "FileReader",
     "FileWriter",
@@ -40,6 +41,10 @@ __all__ = [
     "split_name",
     "split_path",
 ]
+
+
+PART_BYTES = 64 << 20
+"""How large data files are at most on object stores, in bytes."""
 
 
 class Entry(NamedTuple):

@@ -15,6 +15,7 @@ from typing_extensions import override
 from safepoint.formats.checksum import BLOCK_BYTES, digest
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
 from safepoint.formats.storage.base import (
+    PART_BYTES,
     Entry,
     FileReader,
     FileWriter,
@@ -47,7 +48,7 @@ class MemoryObjects(Storage):
 
     renames = False
 
-    def __init__(self, location: str = "memory:", *, part_bytes: int = 64 << 20) -> None:
+    def __init__(self, location: str = "memory:", *, part_bytes: int = PART_BYTES) -> None:
         """Start empty.
 
         Args:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from safepoint.formats.checksum import BLOCK_BYTES
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
 from safepoint.formats.storage.base import (
+    PART_BYTES,
     Entry,
     FileReader,
     FileWriter,
@@ -48,7 +49,7 @@ class ObjectStorage(Storage):
     """A prefix of a bucket."""
 
     renames = False
-    part_bytes = 64 << 20
+    part_bytes = PART_BYTES
     read_bytes = 16 << 20
 
     def __init__(self, root: ObjectRoot, options: StorageOptions | None = None) -> None:
