@@ -178,12 +178,13 @@ def _present(path: str, identity: str, chosen: Exporting) -> Exported:
     except (CheckpointError, ValueError):
         record = None
     is_same = isinstance(record, dict) and (record.get("identity"), record.get("chosen")) == (identity, asdict(chosen))
-    if not is_same or record.get("files") != _sizes(path):
+    made: dict[str, int] = record["files"] if is_same else {}
+    sizes = _sizes(path)
+    if not is_same or any(sizes.get(name) != size for name, size in made.items()):
         raise InvalidArgumentError(
             "there is something of that name already", path=path, hint="Choose another name, or remove it first."
         )
-    sizes = _sizes(path)
-    return Exported(files=tuple(sorted(sizes)), num_bytes=sum(sizes.values()), outcome="present")
+    return Exported(files=tuple(sorted(made)), num_bytes=sum(made.values()), outcome="present")
 
 
 def _sizes(path: str) -> dict[str, int]:

@@ -93,6 +93,7 @@ def restore_foreign(
     """
     checkpoint = open_foreign(path)
     if into is None:
+        checkpoint.check_nothing_lost()
         state, num_bytes = _load_tree(checkpoint)
         return _result(checkpoint, num_bytes, state, AdaptationReport())
     wanted = into if items is None else {name: value for name, value in into.items() if name in items}

@@ -187,6 +187,7 @@ def _is_checkpoint(path: str) -> bool:
 
 def _open_others(location: str) -> Opened:
     checkpoint = open_foreign(location)
+    checkpoint.check_nothing_lost()
     number = parse_step(os.path.basename(location))
     metrics = checkpoint.metadata.get("metrics")
     return Opened(

@@ -71,6 +71,7 @@ class ForeignCheckpoint:
         tree: containers and plain values, with a `LeafRef` for each array.
         arrays: by the path of their reference.
         metadata: what else it says of itself, for people.
+        lost: dotted names of what it says it holds, and does not.
     """
 
     kind: str
@@ -78,6 +79,24 @@ class ForeignCheckpoint:
     tree: Any
     arrays: Mapping[TreePath, ForeignArray]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+    def check_nothing_lost(self) -> None:
+        """Check that all is here that it says it holds.
+
+        Called by: whoever takes all of it; who knows what is wanted misses it anyway.
+
+        Raises:
+            CorruptDataError: something is not.
+        """
+        if self.lost:
+            raise CorruptDataError(
+                f"the checkpoint names {', '.join(self.lost[:10])} and has no data of it",
+                path=self.location,
+                leaf=self.lost[0],
+                hint="Its writer left it out: torch_xla's experimental manager does so with tensors that are "
+                "replicated over a part of the mesh. The rest can be restored into a target.",
+            )
 
 
 def checked_region(array: ForeignArray, region: Region, out: memoryview, item_bytes: int) -> int:

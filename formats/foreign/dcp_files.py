@@ -68,7 +68,8 @@ def open_dcp(path: str) -> ForeignCheckpoint:
             value = replace_tensors(_load(path, metadata.values[name], name), at, arrays)
         leaves.append((tuple((str(key), isinstance(key, int)) for key in at), value))
     tree = build_nested(leaves, path=path)
-    return ForeignCheckpoint(kind="dcp", location=path, tree=tree, arrays=arrays)
+    lost = tuple(sorted(set(metadata.paths) - set(metadata.tensors) - set(metadata.values)))
+    return ForeignCheckpoint(kind="dcp", location=path, tree=tree, arrays=arrays, lost=lost)
 
 
 def _size(path: str, *, limit: int) -> int:

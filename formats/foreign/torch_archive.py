@@ -139,18 +139,23 @@ class _Kind:
     dtype: str | None
 
 
-def _rebuild_v2(storage: _Storage, first: int, shape: Any, strides: Any, *_: Any) -> _Tensor:
-    if storage.dtype is None:
-        raise ValueError("an untyped storage")
-    return _Tensor(storage, first, tuple(shape), tuple(strides), storage.dtype)
+def _rebuild_v2(
+    storage: _Storage, first: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, *more: Any
+) -> _Tensor:
+    return _rebuilt(storage, storage.dtype, (first, shape, strides), more)
 
 
 def _rebuild_v3(
-    storage: _Storage, first: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, kind: _Kind
+    storage: _Storage, first: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, kind: _Kind, *more: Any
 ) -> _Tensor:
-    if kind.dtype is None:
-        raise ValueError("no dtype")
-    return _Tensor(storage, first, tuple(shape), tuple(strides), kind.dtype)
+    return _rebuilt(storage, kind.dtype, (first, shape, strides), more)
+
+
+def _rebuilt(storage: _Storage, dtype: str | None, geometry: tuple[int, Any, Any], more: tuple[Any, ...]) -> _Tensor:
+    if dtype is None or any(more):  # its bits are to be read as conjugated or negated
+        raise ValueError("no plain tensor")
+    first, shape, strides = geometry
+    return _Tensor(storage, first, tuple(shape), tuple(strides), dtype)
 
 
 _CONSTANTS: Mapping[str, _Kind] = {

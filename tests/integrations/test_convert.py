@@ -21,7 +21,7 @@ from safepoint.manager.errors import (
 )
 
 from support.orbax_process import digest_of, needs_orbax, run_orbax
-from support.sharded_states import LEAVES, expected, make_state
+from support.sharded_states import LEAVES, check_state, expected, make_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,3 +207,16 @@ def test_dcp_loads_what_was_exported(tmp_path: Path, file_format: str) -> None:
     dcp.load(target, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
     assert target["plain"]["n"] == 2
     assert all(torch.equal(model[name], value) for name, value in state["model"].state_dict().items())
+
+
+def dcp_load_case(_rank: int, path: str) -> None:
+    state = make_state((2,), zeros=True)
+    dcp.load(state, checkpoint_id=path)
+    check_state(state)
+
+
+def test_dcp_loads_it_onto_shards(process_pool: ProcessPool, tmp_path: Path) -> None:
+    process_pool.run(sharded_case, str(tmp_path / "a"), num_processes=4)
+    convert(tmp_path / "a", tmp_path / "dcp", format="dcp", max_file_bytes=500)
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) > 1
+    process_pool.run(dcp_load_case, str(tmp_path / "dcp"), num_processes=2)
