@@ -13,7 +13,6 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from safepoint.formats.blocks import Block, block_bounds, blocks_of, place_block, runs_of
-from safepoint.formats.checksum import digest_of_parts
 from safepoint.formats.errors import CheckpointError, CorruptDataError
 from safepoint.formats.segments import ReadSegment, check_segment
 from safepoint.formats.storage.buffers import BUFFERS
@@ -127,11 +126,11 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry) -> Iterator[mem
             for first in range(0, len(entry.digests), at_once):
                 numbers = range(first, min(first + at_once, len(entry.digests)))
                 origin = block_bounds(entry, first)[0]
-                reader.read_into(origin, buffer[: block_bounds(entry, numbers[-1])[1] - origin])
-                for number in numbers:
-                    start, end = block_bounds(entry, number)
-                    block = buffer[start - origin : end - origin]
-                    _check_digest(block, entry, number, storage.describe(path))
+                bounds = [block_bounds(entry, number) for number in numbers]
+                blocks = [buffer[start - origin : end - origin] for start, end in bounds]
+                found = reader.read_digested(origin, [[block] for block in blocks])
+                for number, block, own in zip(numbers, blocks, found, strict=True):
+                    _check_digest(own, entry, number, storage.describe(path))
                     yield block
     finally:
         BUFFERS.give_back(buffer)
@@ -279,10 +278,10 @@ def _read_task(task: _Task, scratch: _Scratch) -> int:
     leaf = task.blocks[0].segments[0].leaf
     placed = [place_block(block, *block_bounds(entry, block.number), room) for block in task.blocks]
     try:
-        task.file.reader.read_parts_into(first, [part for _, parts in placed for part in parts])
-        for block, (whole, parts) in zip(task.blocks, placed, strict=True):
+        found = task.file.reader.read_digested(first, [parts for _, parts in placed])
+        for block, (whole, parts), own in zip(task.blocks, placed, found, strict=True):
             leaf = block.segments[0].leaf
-            _check_parts(parts, entry, block.number, task.file.path)
+            _check_digest(own, entry, block.number, task.file.path)
             start, end = block_bounds(entry, block.number)
             # What was not read straight into its target lies in the block, or where the buffer has it.
             for segment in block.segments:
@@ -311,12 +310,8 @@ def _check_size(reader: FileReader, entry: FileEntry, path: str) -> None:
         )
 
 
-def _check_digest(block: memoryview, entry: FileEntry, number: int, path: str) -> None:
-    _check_parts([block], entry, number, path)
-
-
-def _check_parts(parts: Sequence[memoryview], entry: FileEntry, number: int, path: str) -> None:
-    if digest_of_parts(parts) != entry.digests[number]:
+def _check_digest(found: str, entry: FileEntry, number: int, path: str) -> None:
+    if found != entry.digests[number]:
         start, end = block_bounds(entry, number)
         raise CorruptDataError(
             f"bytes {start:,} to {end:,} are not those that were committed: their digest differs",

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from safepoint.formats.checksum import BLOCK_BYTES
+from safepoint.formats.checksum import BLOCK_BYTES, digest_of_parts
 from safepoint.formats.storage.paths import split_name, split_path
 
 if TYPE_CHECKING:
@@ -162,6 +162,11 @@ class FileReader(ABC):
         for part in parts:
             self.read_into(offset, part)
             offset += len(part)
+
+    def read_digested(self, offset: int, blocks: list[list[memoryview]]) -> list[str]:
+        """Do as `read_parts_into` does with the buffers of blocks that follow each other; return the digest of each."""
+        self.read_parts_into(offset, [part for parts in blocks for part in parts])
+        return [digest_of_parts(parts) for parts in blocks]
 
     def drop_cached(self) -> None:
         """Ask that the next reads come from the medium. A hint, for which most storages have no use."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from safepoint.formats.checksum import digest_of_parts
 from safepoint.formats.errors import CorruptDataError
 from safepoint.formats.storage.base import FileReader
 from safepoint.formats.storage.block_writer import BlockFile
@@ -28,6 +29,7 @@ from safepoint.formats.storage.system import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 __all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader", "allows_direct", "map_descriptor"]
@@ -35,6 +37,7 @@ __all__ = ["CREATE_FLAGS", "LocalBlockFile", "LocalFileReader", "allows_direct",
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _DIRECT_FLAG = getattr(os, "O_DIRECT", 0)
+_DIGESTED_BYTES = 1 << 20
 _SMALLEST_DIRECT_BYTES = 1 << 20  # below, the one fsync is all of the time
 
 
@@ -168,6 +171,23 @@ class LocalFileReader(FileReader):
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError):  # no such hint here
                 os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    @override
+    def read_digested(self, offset: int, blocks: list[list[memoryview]]) -> list[str]:
+        digests = []
+        for parts in blocks:
+            digests.append(digest_of_parts(self._pieces(offset, parts)))
+            offset += sum(map(len, parts))
+        return digests
+
+    def _pieces(self, offset: int, parts: list[memoryview]) -> Iterator[memoryview]:
+        """Read what fits a core's cache, and yield it while it is there."""
+        for part in parts:
+            for start in range(0, len(part), _DIGESTED_BYTES):
+                piece = part[start : start + _DIGESTED_BYTES]
+                self.read_into(offset, piece)
+                offset += len(piece)
+                yield piece
 
     def identity(self) -> tuple[int, ...]:
         """Return what tells this file from another that has its name later.
