@@ -22,8 +22,9 @@ from safepoint.formats.region import Region
 from safepoint.manager.adapting import AdaptationReport, Rename
 from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
 from safepoint.manager.foreign_names import Alignment, align, flat_names, renamed
+from safepoint.manager.foreign_views import View, unstack
 from safepoint.manager.shared_memory import store_apart
-from safepoint.manager.sources import byte_view, raw_view
+from safepoint.manager.sources import byte_view
 from safepoint.manager.state import flatten
 from safepoint.manager.targets import match
 
@@ -67,6 +68,7 @@ def restore_foreign(
     items: Collection[str] | None = None,
     adapt: Collection[Adaptation] = (),
     transposed: Collection[str] = (),
+    stacked: Mapping[str, int] | None = None,
 ) -> ForeignResult:
     """Restore a checkpoint that another library wrote. Local: meets nobody, and needs neither JAX nor Orbax.
 
@@ -82,10 +84,14 @@ def restore_foreign(
             host tensors.
         items: top-level keys of the target to restore; None for all.
         adapt: differences that are allowed: `Rename`, `Cast`, `Partial`.
-        transposed: patterns of dotted paths in the target whose matrices are stored transposed, as flax's kernels are.
+        transposed: patterns of dotted paths in the target whose matrices are stored transposed, as flax's kernels are;
+            where inputs or outputs have several dimensions there (heads and their size, say), they are flattened.
+        stacked: dotted names in the checkpoint, each with the dimension along which the arrays below it hold all layers
+            of a scanned model: `{"params.decoder.layers": 1}` makes `params.decoder.layers.0.…` of them, and so on,
+            before `Rename` looks at names.
 
     Raises:
-        InvalidArgumentError: the path is of no kind that is known.
+        InvalidArgumentError: the path is of no kind that is known, or `stacked` does not go with what is there.
         StructureMismatchError: target and checkpoint differ; lists every difference. Nothing was changed.
         CorruptDataError: the checkpoint is damaged; `target_modified` says whether parts were written to the target.
         UnsupportedValueError: it holds what cannot be read safely, or what torch has no type for.
@@ -98,13 +104,18 @@ def restore_foreign(
         return _result(checkpoint, num_bytes, state, AdaptationReport())
     wanted = into if items is None else {name: value for name, value in into.items() if name in items}
     flat = flatten(wanted, process_index=0, process_count=1, share=store_apart)
-    alignment = align(renamed(flat_names(checkpoint.tree), adapt), flat.nodes)
+    checkpoint, names = unstack(checkpoint, flat_names(checkpoint.tree), stacked or {})
+    alignment = align(renamed(names, adapt), flat.nodes)
     if items is not None:
         _leave_out_others(alignment, wanted)
-    specs = {at: leaf.spec.dtype for at, leaf in flat.arrays.items()}
-    sources = {at: _source(checkpoint, value, specs.get(at), at) for at, value in alignment.arrays.items()}
+    specs = {at: leaf.spec for at, leaf in flat.arrays.items()}
+    dtypes = {at: spec.dtype for at, spec in specs.items()}
+    sources = {at: _source(checkpoint, value, dtypes.get(at), at) for at, value in alignment.arrays.items()}
     pattern = [fnmatch.translate(text) for text in transposed]
-    views = {at: _View(source, is_transposed=_matches(pattern, at)) for at, source in sources.items()}
+    views = {
+        at: View(source, is_kernel=_matches(pattern, at), wanted=specs[at].shape if at in specs else None)
+        for at, source in sources.items()
+    }
     entries = [LeafEntry(path=at, dtype=view.dtype, shape=view.shape, shards=()) for at, view in views.items()]
     target = match(
         alignment.structure,
@@ -154,28 +165,7 @@ def _source(checkpoint: ForeignCheckpoint, value: Any, dtype: str | None, at: Tr
     return TensorArray(made, display_path(at))
 
 
-class _View:
-    """A foreign array as the target wants it: as it is, or with its two dimensions swapped."""
-
-    def __init__(self, array: ForeignArray, *, is_transposed: bool) -> None:
-        self._array = array
-        self._is_transposed = is_transposed and len(array.shape) == 2  # noqa: PLR2004 - a matrix
-        self.dtype = array.dtype
-        self.shape = array.shape[::-1] if self._is_transposed else array.shape
-
-    def read(self, region: Region, memory: memoryview) -> None:
-        """Fill memory with a region of the view."""
-        if not self._is_transposed:
-            self._array.read_into(region, memory)
-            return
-        swapped = Region(region.offsets[::-1], region.shape[::-1])
-        data = torch.empty(swapped.shape, dtype=torch_dtype(self.dtype))
-        self._array.read_into(swapped, byte_view(data))
-        target = torch.frombuffer(memory, dtype=raw_view(data).dtype).reshape(region.shape)
-        target.copy_(raw_view(data).T)
-
-
-def _fill(leaf: ArrayLeaf, region: Region, view: _View) -> int:
+def _fill(leaf: ArrayLeaf, region: Region, view: View) -> int:
     num_bytes = region.num_elements * ITEM_BYTES[view.dtype]
     if not num_bytes:
         return 0

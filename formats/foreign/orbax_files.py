@@ -34,6 +34,7 @@ _DATABASE = "manifest.ocdbt"
 _PROCESS = "ocdbt.process_"
 _LONE_ITEMS = ("default", "state")
 _MAX_JSON_BYTES = 1 << 30
+_CACHE_BYTES = 256 << 20  # of decoded chunks: of a chunk with all layers, one after the other is read
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": (), "NamedTuple": None}
 _WITHOUT_ARRAY = (*_EMPTY, "string")
 _INDEX_KEY = 1
@@ -131,7 +132,7 @@ class _Item:
 
         self._ts = ts
         self._path = path
-        self._context = ts.Context()
+        self._context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
         file = os.path.join(path, TREE_NAME)
         fields = Fields(_load_json(file), what="Orbax's tree", path=file)
         self._use_ocdbt = fields.flag("use_ocdbt") if fields.has("use_ocdbt") else self._has_ocdbt()
