@@ -50,7 +50,7 @@ def test_each_is_read_bit_for_bit_and_becomes_a_step_of_ours(tmp_path: Path, kin
     values = {"step": 7, "lr": 2.5, "list.1.x": 1, "text": "实验"}
     for name, leaf in leaves.items():
         assert found[name] == (values[name] if name in values else [leaf["dtype"], leaf["shape"], leaf["digest"]])
-    convert(step_of(FOREIGN / kind), tmp_path / "root")
+    convert(step_of(FOREIGN / kind), tmp_path / "root", format="orbax_zstd")
     with CheckpointManager(tmp_path / "root") as manager:
         back = manager.restore_latest()
     assert back is not None
