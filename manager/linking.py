@@ -45,6 +45,7 @@ logger = logging.getLogger("safepoint")
 
 NO_BASE = "there is no step of this run to link from"
 GONE = "the step to link from is gone"
+NO_DIGESTS = "the step before was saved without digests of its leaves"
 NOTHING_SHARED = f"no file of the step before is unchanged by half, sound, and linked on less than {MAX_LINKS} times"
 NOTHING_WANTED = "this process writes nothing"
 REFUSED = "this storage refuses hard links"
@@ -101,7 +102,10 @@ class LinkMemory:
             self._recheck.start(lambda: self._find_prefix(base), base.linkable)
 
     def restart(self, manifest: Manifest) -> None:
-        """Go on from a step that was restored. Reads nothing: the next save does, what it links."""
+        """Go on from a step that was restored. Reads nothing: the next save does, what it links.
+
+        Steps in other formats have no digests of regions, nor have those that were saved without the option.
+        """
         self._go_on_from(LinkBase.of_manifest(manifest))
 
     def settle(self, timeout_secs: float) -> bool:
@@ -122,6 +126,9 @@ class LinkMemory:
         if prefix is None:
             self.reason = GONE
             return None
+        if not self._base.shards and wanted:
+            self.reason = NO_DIGESTS
+            return None
         chosen = take_over(self._base, wanted)
         sound = frozenset(self._recheck.sound(prefix, [takeover.file for takeover in chosen]))
         self.reason = "" if sound else NOTHING_SHARED if wanted else NOTHING_WANTED
@@ -139,7 +146,7 @@ class LinkMemory:
     def _go_on_from(self, base: LinkBase) -> None:
         self.close()
         self._base = base
-        self._recheck = Recheck(self._storage, base.files)
+        self._recheck = Recheck(self._storage, base)
 
     def _find_prefix(self, base: LinkBase) -> str | None:
         """Return where the files of the step lie now: replacing it moves it aside."""

@@ -1,7 +1,8 @@
 """Reading a step's files again before they are linked on, behind the training loop as far as there is time.
 
-A thread reads file after file and compares the digests. The next save stops it and reads the rest of what it needs
-itself, so that it never waits for what it does not want. Knows no leaves.
+A thread reads file after file and compares the digests: of the blocks, by which a restore will judge, and of the stored
+regions, by which the next save will say that they did not change. That save stops the thread and reads the rest of what
+it needs itself, so that it never waits for what it does not want.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from safepoint.formats.reading import verify_file
+from safepoint.formats.checksum import digest_of_parts
+from safepoint.formats.reading import read_blocks
 from safepoint.manager.errors import CheckpointError, CorruptDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from safepoint.formats.entries import FileEntry
+    from safepoint.formats.entries import ShardEntry
     from safepoint.formats.storage import Storage
+    from safepoint.manager.unchanged import LinkBase
 
 __all__ = ["Recheck"]
 
@@ -34,15 +37,18 @@ class _StoppedError(Exception):
 class Recheck:
     """The files of one committed step, and which of them were found sound since its commit."""
 
-    def __init__(self, storage: Storage, files: Sequence[FileEntry]) -> None:
+    def __init__(self, storage: Storage, base: LinkBase) -> None:
         """Remember the files; reads none.
 
         Args:
             storage: of the root.
-            files: of the step.
+            base: the step.
         """
         self._storage = storage
-        self._files = files
+        self._files = base.files
+        self._shards: list[list[ShardEntry]] = [[] for _ in base.files]
+        for _, shard in base.shards.values():
+            self._shards[shard.file].append(shard)
         self._found: dict[int, CheckpointError | None] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -97,17 +103,58 @@ class Recheck:
             raise _StoppedError
 
     def _read(self, prefix: str, index: int, *, look: Callable[[int], None] | None = None) -> CheckpointError | None:
+        file, path = self._files[index], f"{prefix}/{self._files[index].path}".lstrip("/")
         try:
-            # Of what is in the page cache one would learn nothing; and it is better used for other things.
-            self._drop_cached(prefix, index)
-            verify_file(self._storage, prefix, self._files[index], progress=look)
-            self._drop_cached(prefix, index)
+            self._drop_cached(path)  # of what is in the page cache one would learn nothing
+            blocks = _Blocks(read_blocks(self._storage, prefix, file), look)
+            for shard in sorted(self._shards[index], key=_offset):
+                if digest_of_parts(blocks.parts(shard.offset, shard.num_bytes)) != shard.digest:
+                    raise CorruptDataError(
+                        f"the bytes of {shard.key!r} are not those of its digest, although those of the file are",
+                        path=self._storage.describe(path),
+                        hint="The state was changed while it was saved, or somebody changed the manifest.",
+                    )
+            blocks.finish()
+            self._drop_cached(path)  # it is better used for other things
         except CheckpointError as error:
             if look is None or isinstance(error, CorruptDataError):
                 logger.warning("a file is not linked on, what is wanted of it will be written anew: %s", error)
             return error
         return None
 
-    def _drop_cached(self, prefix: str, index: int) -> None:
-        with self._storage.open_reader(f"{prefix}/{self._files[index].path}".lstrip("/")) as reader:
+    def _drop_cached(self, path: str) -> None:
+        with self._storage.open_reader(path) as reader:
             reader.drop_cached()
+
+
+def _offset(shard: ShardEntry) -> int:
+    return shard.offset
+
+
+class _Blocks:
+    """The blocks of a file, one after the other; what is asked for lies ever further on."""
+
+    def __init__(self, blocks: Iterator[memoryview], look: Callable[[int], None] | None) -> None:
+        self._blocks = blocks
+        self._look = look
+        self._start = 0
+        self._block = memoryview(b"")
+
+    def parts(self, offset: int, num_bytes: int) -> Iterator[memoryview]:
+        """Yield a range of the file, in as many parts as it has blocks; each is valid until the next is asked for."""
+        end = offset + num_bytes
+        while offset < end:
+            while self._start + len(self._block) <= offset:
+                self._start += len(self._block)
+                self._block = next(self._blocks)
+                if self._look is not None:
+                    self._look(len(self._block))
+            part = self._block[offset - self._start : end - self._start]
+            offset += len(part)
+            yield part
+
+    def finish(self) -> None:
+        """Read what is left."""
+        for block in self._blocks:
+            if self._look is not None:
+                self._look(len(block))

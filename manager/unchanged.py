@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_LINKS", "LinkBase", "Takeover", "Wanted", "linked_path", "take_over"]
 
+LINKED_FORMAT = "safetensors"
+"""The format whose files may hold any leaves."""
+
 MAX_LINKS = 10
 """How often a file is linked on before what is wanted of it is written anew."""
 
@@ -46,7 +49,9 @@ class LinkBase:
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> LinkBase:
-        """Return all of a step."""
+        """Return all of a step; nothing of one in another format than ours."""
+        if manifest.format != LINKED_FORMAT:
+            return cls.of(manifest.step, manifest.attempt, manifest.files, ())
         held = ((leaf.path, leaf.dtype, shard) for leaf in manifest.leaves for shard in leaf.shards)
         return cls.of(manifest.step, manifest.attempt, manifest.files, held)
 
@@ -115,5 +120,4 @@ def linked_path(file: FileEntry) -> str:
     """Return the path of a file in the steps that take it over: the same in all of them, whoever links it."""
     if file.links:
         return file.path
-    suffix = file.path.rpartition("/")[2].rpartition(".")[2]
-    return f"shard-{file.attempt}-{digest(file.path.encode())[:16]}.{suffix}"
+    return f"shard-{file.attempt}-{digest(file.path.encode())[:16]}.{LINKED_FORMAT}"

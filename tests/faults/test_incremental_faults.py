@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from safepoint.formats.entries import FileEntry
+from safepoint.formats.checksum import digest
+from safepoint.formats.entries import FileEntry, ShardEntry
 from safepoint.formats.errors import StorageError
+from safepoint.formats.region import Region
 from safepoint.formats.storage import LocalStorage, MemoryStorage, Storage
 from safepoint.manager import CheckpointManager, KeepLast
 from safepoint.manager.commit import Committer
 from safepoint.manager.rechecking import Recheck
+from safepoint.manager.unchanged import LinkBase
 from safepoint.manager.verifying import verify_steps
 
 from support.fault_runner import run_forked
@@ -105,18 +110,43 @@ def test_rot_spreads_no_further_than_the_step_that_linked_before_it_was_found(
         assert latest.step == 3
 
 
+def written(storage: Storage, name: str, num_bytes: int, block_bytes: int, *, wrong: int | None = None) -> LinkBase:
+    """Write a file of three regions, one of which may have the digest of other bytes."""
+    data = bytes(7 * number % 251 for number in range(num_bytes - len(name), 2 * num_bytes - len(name)))
+    with storage.open_writer(name, num_bytes=num_bytes, block_bytes=block_bytes) as writer:
+        writer.append(data)
+        digests = writer.finish().digests
+    attempt = "a" * 16
+    entry = FileEntry(
+        path=name, num_bytes=num_bytes, block_bytes=block_bytes, digests=digests, process_index=0, attempt=attempt
+    )
+    bounds = [8, num_bytes // 3, num_bytes // 2, num_bytes]
+    shards = []
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        found = digest(data[start:end] if number != wrong else data)
+        region = Region.whole((end - start,))
+        shards.append(
+            ShardEntry(region=region, file=0, offset=start, num_bytes=end - start, key=f"{name}{number}", digest=found)
+        )
+    return LinkBase.of(1, attempt, [entry], [((shard.key,), "uint8", shard) for shard in shards])
+
+
+def joined(*bases: LinkBase) -> LinkBase:
+    files = [base.files[0] for base in bases]
+    held = [
+        (path, dtype, replace(shard, file=number))
+        for number, base in enumerate(bases)
+        for (path, _), (dtype, shard) in base.shards.items()
+    ]
+    return LinkBase.of(1, "a" * 16, files, held)
+
+
 def test_what_is_found_behind_counts_and_what_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    files = []
-    for number in range(3):
-        with storage.open_writer(f"f{number}", num_bytes=100, block_bytes=40) as writer:
-            writer.append(bytes([number]) * 100)
-            written = writer.finish()
-        entry = {"path": f"f{number}", "num_bytes": 100, "block_bytes": 40, "digests": written.digests}
-        files.append(FileEntry(process_index=0, attempt="a" * 16, **entry))  # type: ignore[arg-type]
+    base = joined(*(written(storage, f"f{number}", 100, 40) for number in range(3)))
     damage(tmp_path / "f1")
     faulty = FaultyStorage(storage, at=1, only=["reader.read_into"])
-    recheck = Recheck(faulty, files)
+    recheck = Recheck(faulty, base)
     recheck.start(lambda: "", [0, 1])
     assert recheck.wait(30.0)
     assert faulty.fired == 1
@@ -125,17 +155,26 @@ def test_what_is_found_behind_counts_and_what_could_not_be_read_is_tried_again(t
     assert faulty.counts["reader.read_into"] == reads + 6
     (tmp_path / "f2").unlink()
     assert recheck.sound("", [0, 1, 2]) == [0, 2]  # once is enough between two steps
-    assert Recheck(storage, files).sound("", [0, 1, 2]) == [0]
+    assert Recheck(storage, base).sound("", [0, 1, 2]) == [0]
+
+
+@pytest.mark.parametrize("block_bytes", [7, 64, 1 << 20])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_region_whose_bytes_are_not_those_of_its_digest_is_never_taken_for_unchanged(
+    wrong: int, block_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = MemoryStorage()
+    storage.make_dir("")
+    base = joined(written(storage, "good", 300, block_bytes), written(storage, "bad", 300, block_bytes, wrong=wrong))
+    assert Recheck(storage, base).sound("", [0, 1]) == [0]
+    (told,) = warnings_about(caplog, "written anew")
+    assert f"'bad{wrong}'" in told
 
 
 def test_a_recheck_that_is_stopped_ends_at_once_and_leaves_the_rest_to_the_save() -> None:
     storage = MemoryStorage()
     storage.make_dir("")
-    with storage.open_writer("f", num_bytes=1 << 20, block_bytes=64) as writer:
-        writer.append(bytes(1 << 20))
-        digests = writer.finish().digests
-    entry = FileEntry(path="f", num_bytes=1 << 20, block_bytes=64, digests=digests, process_index=0, attempt="a" * 16)
-    recheck = Recheck(storage, [entry])
+    recheck = Recheck(storage, written(storage, "f", 1 << 20, 64))
     recheck.start(lambda: "", [0])
     recheck.stop()
     assert recheck.wait(0.0)

@@ -142,6 +142,28 @@ def test_a_run_that_restored_nothing_writes_everything_and_says_why(tmp_path: Pa
     assert not set(files_of(tmp_path, 2).values()) & set(files_of(tmp_path, 1).values())
 
 
+def test_a_step_that_was_saved_without_the_option_has_no_digests_to_link_by(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, make_state())
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.restore(1)
+        assert manager.save(2, make_state()).full_reason == "the step before was saved without digests of its leaves"
+        assert manager.save(3, make_state()).num_bytes == 0
+
+
+@pytest.mark.parametrize("file_format", ["torch", "orbax"])
+def test_a_run_may_go_on_from_a_step_in_another_format(tmp_path: Path, file_format: str) -> None:
+    with CheckpointManager(tmp_path, format=file_format) as manager:
+        manager.save(1, make_state())
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.restore(1)
+        assert manager.save(2, make_state()).full_reason
+        assert manager.save(3, make_state()).num_bytes == 0
+        restored = manager.restore(3).state
+        assert restored is not None
+        assert same(restored, make_state())
+
+
 def test_going_back_links_from_the_step_gone_back_to(tmp_path: Path) -> None:
     state = make_state()
     with CheckpointManager(tmp_path, unchanged="link") as manager:
