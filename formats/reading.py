@@ -10,7 +10,7 @@ thread, whatever is read; where a request is worth more than that (`Storage.read
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from safepoint.formats.blocks import Block, block_bounds, blocks_of, place_block, runs_of
 from safepoint.formats.errors import CheckpointError, CorruptDataError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from safepoint.formats.storage.base import FileReader, Storage
 
 __all__ = ["read_blocks", "read_segments", "verify_file"]
+
+Cache = Literal["use", "bypass"]
 
 _BYTES_WORTH_A_THREAD = 4 << 20
 
@@ -110,8 +112,14 @@ def verify_file(
             progress(len(block))
 
 
-def read_blocks(storage: Storage, prefix: str, entry: FileEntry) -> Iterator[memoryview]:
+def read_blocks(storage: Storage, prefix: str, entry: FileEntry, *, cache: Cache = "use") -> Iterator[memoryview]:
     """Yield the blocks of a file in order, each verified; it is valid until the next is asked for.
+
+    Args:
+        storage: holds the file.
+        prefix: the step's directory.
+        entry: as in the step's manifest.
+        cache: "bypass" reads from the medium, where that can be had, and leaves what is cached alone.
 
     Raises:
         CorruptDataError: the file has another size, or a block another digest.
@@ -123,6 +131,8 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry) -> Iterator[mem
     try:
         with storage.open_reader(path, num_bytes=entry.num_bytes) as reader:
             _check_size(reader, entry, storage.describe(path))
+            if cache == "bypass":
+                reader.bypass_cache()
             for first in range(0, len(entry.digests), at_once):
                 numbers = range(first, min(first + at_once, len(entry.digests)))
                 origin = block_bounds(entry, first)[0]

@@ -266,6 +266,10 @@ def _joined(report: WriteReport, linked: Sequence[tuple[FileEntry, Takeover]], w
     files = list(report.files)
     shards: list[tuple[TreePath, ShardEntry]] = list(report.shards)
     for file, takeover in linked:
-        shards += [(wanted[index].path, replace(entry, file=len(files))) for index, entry in takeover.held]
+        number = len(files)
+        shards += [
+            (wanted[index].path, entry if entry.file == number else replace(entry, file=number))
+            for index, entry in takeover.held
+        ]
         files.append(file)
     return WriteReport(files=tuple(files), shards=tuple(shards))

@@ -105,8 +105,8 @@ class Recheck:
     def _read(self, prefix: str, index: int, *, look: Callable[[int], None] | None = None) -> CheckpointError | None:
         file, path = self._files[index], f"{prefix}/{self._files[index].path}".lstrip("/")
         try:
-            self._drop_cached(path)  # of what is in the page cache one would learn nothing
-            blocks = _Blocks(read_blocks(self._storage, prefix, file), look)
+            # From the page cache nothing would be learnt of the disk; and it is better used for other things.
+            blocks = _Blocks(read_blocks(self._storage, prefix, file, cache="bypass"), look)
             for shard in sorted(self._shards[index], key=_offset):
                 if digest_of_parts(blocks.parts(shard.offset, shard.num_bytes)) != shard.digest:
                     raise CorruptDataError(
@@ -115,16 +115,11 @@ class Recheck:
                         hint="The state was changed while it was saved, or somebody changed the manifest.",
                     )
             blocks.finish()
-            self._drop_cached(path)  # it is better used for other things
         except CheckpointError as error:
             if look is None or isinstance(error, CorruptDataError):
                 logger.warning("a file is not linked on, what is wanted of it will be written anew: %s", error)
             return error
         return None
-
-    def _drop_cached(self, path: str) -> None:
-        with self._storage.open_reader(path) as reader:
-            reader.drop_cached()
 
 
 def _offset(shard: ShardEntry) -> int:

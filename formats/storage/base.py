@@ -168,8 +168,8 @@ class FileReader(ABC):
         self.read_parts_into(offset, [part for parts in blocks for part in parts])
         return [digest_of_parts(parts) for parts in blocks]
 
-    def drop_cached(self) -> None:
-        """Ask that the next reads come from the medium. A hint, for which most storages have no use."""
+    def bypass_cache(self) -> None:
+        """Read from the medium from now on, not from a cache, and leave nothing in one, where that can be had."""
 
     @abstractmethod
     def close(self) -> None:

@@ -146,7 +146,7 @@ class LocalBlockFile(BlockFile):
 
 
 class LocalFileReader(FileReader):
-    """Reads through the page cache, which measured faster than direct reads, also for cold files."""
+    """Reads through the page cache unless told not to: faster than direct reads, also of cold files, for more CPU."""
 
     def __init__(self, descriptor: int, num_bytes: int, *, path: str, calls: SystemCalls) -> None:
         """Take over an open descriptor of a regular file of `num_bytes`; `path` is for messages."""
@@ -154,11 +154,18 @@ class LocalFileReader(FileReader):
         self._descriptor = descriptor
         self._path = path
         self._calls = calls
+        self._direct = False
 
     @override
     def read_into(self, offset: int, buffer: memoryview) -> None:
         with raised_as_storage_error("read", self._path):
-            count = read_fully(self._calls, self._descriptor, buffer, offset)
+            try:
+                count = read_fully(self._calls, self._descriptor, buffer, offset)
+            except OSError as error:
+                if not self._direct or error.errno != errno.EINVAL:
+                    raise
+                self._direct = _set_direct(self._descriptor, on=False)  # the end of the file is no whole page
+                count = read_fully(self._calls, self._descriptor, buffer, offset)
         if count < len(buffer):
             raise CorruptDataError(
                 f"the file ends at byte {offset + count:,}; {len(buffer):,} bytes from {offset:,} on were expected",
@@ -167,10 +174,9 @@ class LocalFileReader(FileReader):
             )
 
     @override
-    def drop_cached(self) -> None:
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # no such hint here
-                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def bypass_cache(self) -> None:
+        with raised_as_storage_error("read", self._path):
+            self._direct = _set_direct(self._descriptor, on=True)
 
     @override
     def read_digested(self, offset: int, blocks: list[list[memoryview]]) -> list[str]:
@@ -183,8 +189,9 @@ class LocalFileReader(FileReader):
     def _pieces(self, offset: int, parts: list[memoryview]) -> Iterator[memoryview]:
         """Read what fits a core's cache, and yield it while it is there."""
         for part in parts:
-            for start in range(0, len(part), _DIGESTED_BYTES):
-                piece = part[start : start + _DIGESTED_BYTES]
+            size = max(1, len(part)) if self._direct else _DIGESTED_BYTES  # what bypasses the cache likes long reads
+            for start in range(0, len(part), size):
+                piece = part[start : start + size]
                 self.read_into(offset, piece)
                 offset += len(piece)
                 yield piece

@@ -269,5 +269,9 @@ class _FaultyReader(FileReader):
         self._storage.call("reader.read_into", self._path, lambda: self._inner.read_into(offset, buffer))
 
     @override
+    def bypass_cache(self) -> None:
+        self._inner.bypass_cache()
+
+    @override
     def close(self) -> None:
         self._storage.call("reader.close", self._path, self._inner.close)
