@@ -17,9 +17,13 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from safepoint.formats.storage import MemoryObjects
 from safepoint.formats.storage.local import LocalStorage
 from safepoint.manager import CheckpointManager, KeepEvery, KeepLast, session
+from safepoint.manager.commit import Committer
 from safepoint.manager.errors import AsyncSaveError, CheckpointError, StepExistsError
+from safepoint.manager.owner import Owner
+from safepoint.manager.unsettled import read_marks
 
 from support.faulty_storage import Fail, FaultyStorage
 from support.strategies import same_content
@@ -64,8 +68,11 @@ class Checkpoints(RuleBasedStateMachine):
         self.num_saves = 0
 
     def make_storage(self, root: Any) -> Storage:
-        self.storage = FaultyStorage(LocalStorage(root), at=None, times=1, fault=Fail())
+        self.storage = FaultyStorage(self.make_inner(root), at=None, times=1, fault=Fail())
         return self.storage
+
+    def make_inner(self, root: Any) -> Storage:
+        return LocalStorage(root)
 
     def teardown(self) -> None:
         self.quiet()
@@ -232,3 +239,34 @@ class LinkedCheckpoints(Checkpoints):
 
 TestLinkedCheckpoints = LinkedCheckpoints.TestCase
 TestLinkedCheckpoints.settings = settings(max_examples=10, stateful_step_count=20)
+
+
+class ObjectCheckpoints(Checkpoints):
+    """The same on an object store. The owner's file is kept past the faults: a crashed owner is gone, as elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = "memory://machine"
+        objects = MemoryObjects(self.root)
+        self.objects = objects
+        self.patch.setattr(session, "open_storage", lambda *_: self.make_storage(self.root))
+        self.patch.setattr(session, "Owner", lambda _, **named: Owner(objects, **named))
+
+    def make_inner(self, root: Any) -> Storage:
+        del root
+        return self.objects
+
+    def teardown(self) -> None:
+        super().teardown()
+        committer = Committer(self.objects)
+        committer.recover()
+        assert committer.delete_hidden() == []
+        assert read_marks(self.objects) == []
+        steps = {step.prefix: step.record.files for step in committer.list_steps()}
+        assert {entry.name for entry in self.objects.list("")} - {".safepoint"} == set(steps)
+        for prefix, files in steps.items():  # and nothing of any other attempt
+            assert {entry.name for entry in self.objects.list(prefix)} == {"commit.json", files}
+
+
+TestObjectCheckpoints = ObjectCheckpoints.TestCase
+TestObjectCheckpoints.settings = settings(max_examples=30, stateful_step_count=20)

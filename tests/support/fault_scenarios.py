@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from safepoint.formats.storage import LocalStorage
 from safepoint.manager import CheckpointManager, KeepAll, KeepLast
 from safepoint.manager.errors import AsyncSaveError, CheckpointError
+from safepoint.manager.step_reading import StepReader
+from safepoint.manager.unsettled import read_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +63,7 @@ class Scenario:
         steps: committed before, version = step.
         action: "save" of step 3, "overwrite" of step 2 as version 30, "retain" (step 3, keeping one), "restore".
         unchanged: "link" restores first, so that there is a step to link from.
+        commit: of the manager.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Scenario:
     action: str
     steps: tuple[int, ...] = (1, 2)
     unchanged: Any = "write"
+    commit: Any = "auto"
 
     @property
     def saves(self) -> tuple[int, int] | None:
@@ -101,6 +106,20 @@ SCENARIOS = {
                 ("overwrite", "consolidated", "async"),
             )
         ),
+        *(
+            Scenario(
+                name=f"marker-{action}-{mode}-{how}",
+                mode=mode,
+                blocking=how == "blocking",
+                action=action,
+                commit="marker",
+            )
+            for action, mode, how in (
+                ("save", "consolidated", "blocking"),
+                ("overwrite", "sharded", "async"),
+                ("retain", "sharded", "blocking"),
+            )
+        ),
     ]
 }
 
@@ -124,8 +143,8 @@ class Report:
 
 def prepare(scenario: Scenario, root: str, rank: int, count: int, store: str | None) -> None:
     """Commit what was there before. Called by both processes, without faults."""
-    options: Any = {"mode": scenario.mode, "deadline_secs": 20.0, "store": store, "unchanged": scenario.unchanged}
-    with CheckpointManager(root, **options) as manager:
+    options: Any = {"mode": scenario.mode, "unchanged": scenario.unchanged, "commit": scenario.commit}
+    with CheckpointManager(root, deadline_secs=20.0, store=store, **options) as manager:
         for step in scenario.steps:
             manager.save(step, make_state(step, rank, count))
     if rank == 0:
@@ -142,8 +161,8 @@ def operate(scenario: Scenario, root: str, rank: int, count: int, store: str | N
     keep = KeepLast(1) if scenario.action == "retain" else KeepAll()
 
     def open_it() -> None:
-        options: Any = {"mode": scenario.mode, "keep": keep, "store": store, "unchanged": scenario.unchanged}
-        managers.append(CheckpointManager(root, deadline_secs=deadline_secs, **options))
+        options: Any = {"mode": scenario.mode, "unchanged": scenario.unchanged, "commit": scenario.commit}
+        managers.append(CheckpointManager(root, keep=keep, store=store, deadline_secs=deadline_secs, **options))
 
     def find_base() -> None:
         assert managers[0].restore(scenario.steps[-1]).state is not None
@@ -211,7 +230,7 @@ def check_aftermath(scenario: Scenario, root: str, owners: int) -> int:
     for path in Path(root, ".safepoint").iterdir():
         if path.name.startswith(("nonce-", ".tmp-")):
             os.utime(path, (0, 0))  # as if the next run came hours later: younger ones may be in use
-    with CheckpointManager(root, deadline_secs=5.0) as manager:
+    with CheckpointManager(root, deadline_secs=5.0, commit=scenario.commit) as manager:
         result = manager.restore_latest()
         assert result is not None
         assert result.state is not None
@@ -225,7 +244,7 @@ def check_aftermath(scenario: Scenario, root: str, owners: int) -> int:
         step, version = scenario.saves or (2, 2)
         manager.save(step, make_state(version), on_exists="replace")
         manager.save(99, make_state(99))
-    with CheckpointManager(root, deadline_secs=5.0) as manager:
+    with CheckpointManager(root, deadline_secs=5.0, commit=scenario.commit) as manager:
         again = manager.restore(step).state
         assert again is not None
         assert check_state(again, owners=1) == version
@@ -233,5 +252,9 @@ def check_aftermath(scenario: Scenario, root: str, owners: int) -> int:
         expected = {*map(str, before | {step, 99}), ".safepoint", *(name.split("/", maxsplit=1)[0] for name in FOREIGN)}
         present = {path.name for path in Path(root).iterdir()}
         assert present == expected, present ^ expected
-    assert {path.name for path in Path(root, ".safepoint").iterdir()} <= {"history.jsonl", "lock", "pins"}
+    assert {path.name for path in Path(root, ".safepoint").iterdir()} <= {"history.jsonl", "lock", "pins", "unsettled"}
+    assert read_marks(LocalStorage(root)) == []
+    for known in StepReader(LocalStorage(root)).list_steps():  # and nothing of any other attempt
+        if known.record.files:
+            assert {path.name for path in Path(root, known.prefix).iterdir()} == {"commit.json", known.record.files}
     return found
