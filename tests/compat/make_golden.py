@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from safepoint.formats.layout import LAYOUT_VERSION
+from safepoint.formats.layout import LAYOUT_VERSION, MARKER_VERSION
 from safepoint.manager import CheckpointManager, PerProcess
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,9 +27,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "orbax": {"mode": "sharded", "format": "orbax"},  # from before items of many arrays became databases
     "orbax_ocdbt": {"mode": "sharded", "format": "orbax"},
     "orbax_zstd": {"mode": "consolidated", "format": "orbax_zstd"},
+    "marker": {"mode": "consolidated", "commit": "marker"},
     "linked": {"mode": "consolidated", "unchanged": "link"},  # with a file of the step before
 }
 STEP = 12
+
+
+def version_of(kind: str) -> int:
+    """Return the version of the layout that a kind is written in."""
+    return MARKER_VERSION if kind == "marker" else LAYOUT_VERSION
 
 
 def make_state(kind: str) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def make_state(kind: str) -> dict[str, Any]:
 
 def main() -> None:
     for kind, options in KINDS.items():
-        root = GOLDEN / f"v{LAYOUT_VERSION}" / kind
+        root = GOLDEN / f"v{version_of(kind)}" / kind
         if root.exists():  # golden steps are never written again
             continue
         with CheckpointManager(root, **options) as manager:
@@ -80,9 +86,7 @@ def main() -> None:
                 manager.save(STEP - 1, make_state(kind))
             manager.save(STEP, make_state(kind), metrics={"loss": 0.5})
         shutil.rmtree(root / str(STEP - 1), ignore_errors=True)
-        for path in (root / ".safepoint").glob("*"):
-            path.unlink()
-        (root / ".safepoint").rmdir()
+        shutil.rmtree(root / ".safepoint")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import pytest
 from safepoint.formats.checksum import BLOCK_BYTES, digest
 from safepoint.formats.commit_record import COMMIT_MAX_BYTES
 from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
-from safepoint.formats.layout import LAYOUT_VERSION
+from safepoint.formats.layout import LAYOUT_VERSION, MARKER_VERSION
+from safepoint.formats.tombstone import Tombstone
 
 from support.manifests import example_manifest, example_record
 
@@ -30,6 +31,7 @@ def fields_after(heading: str) -> set[str]:
     ("heading", "value"),
     [
         ("\n## commit.json", json.loads(example_record().to_bytes())),
+        ("\n## Tombstones", json.loads(Tombstone(step=1, attempt="a" * 16, state="claimed").to_bytes())),
         ("\n## manifest.json", MANIFEST),
         ("**Files.**", MANIFEST["files"][0]),
         ("**Leaves.**", MANIFEST["leaves"][0]),
@@ -50,6 +52,11 @@ def test_the_optional_fields_described_are_written_where_they_say_something() ->
             json.loads(example_record(linked_bytes=5).to_bytes()),
             json.loads(example_record().to_bytes()),
         ),
+        "files": (
+            json.loads(example_record(files=example_record().attempt).to_bytes()),
+            json.loads(example_record().to_bytes()),
+        ),
+        "fence": (json.loads(example_record(fence="b" * 16).to_bytes()), json.loads(example_record().to_bytes())),
         "digest": (shard.to_json(), manifest.leaves[0].shards[0].to_json()),
         "stored_shape": (shard.to_json(), manifest.leaves[0].shards[0].to_json()),
     }
@@ -62,7 +69,7 @@ def test_the_optional_fields_described_are_written_where_they_say_something() ->
 
 
 def test_the_version_described_is_the_version_written() -> None:
-    assert DOCUMENT.startswith(f"# The on-disk format, version {LAYOUT_VERSION}\n")
+    assert DOCUMENT.startswith(f"# The on-disk format, versions {LAYOUT_VERSION} and {MARKER_VERSION}\n")
 
 
 def test_every_dtype_is_described_with_its_size_and_name() -> None:
