@@ -1,6 +1,7 @@
 """The Python snippets of the documents, as scripts.
 
-A document whose snippets need an optional package says so at its top: `<!-- needs: tensorboard -->`.
+A document whose snippets need an optional package says so at its top: `<!-- needs: tensorboard -->`. Below a heading
+`## …` it is said of the snippets up to the next one, which are left out where the package is missing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = ["documents_with_snippets", "run_snippets"]
 
 _FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NEEDS = re.compile(r"^<!-- needs: (.*) -->$", re.MULTILINE)
+_SECTION = re.compile(r"^(?=## )", re.MULTILINE)
 
 
 def documents_with_snippets() -> list[str]:
@@ -34,10 +36,10 @@ def documents_with_snippets() -> list[str]:
 def run_snippets(document: str, folder: Path) -> None:
     """Run the snippets of a document in order, as one script in an empty directory; skip where a package is missing."""
     text = (ROOT / document).read_text()
-    for needs in _NEEDS.findall(text):
-        for package in needs.split(", "):
-            if importlib.util.find_spec(package) is None:
-                pytest.skip(f"{package} is not installed")
+    top, *sections = _SECTION.split(text)
+    if missing := _missing(top):
+        pytest.skip(f"{missing} is not installed")
+    text = "".join([top, *("\n" * part.count("\n") if _missing(part) else part for part in sections)])
     script = folder / os.path.basename(document)
     script.write_text(_script_of(text))
     empty = folder / "empty"
@@ -52,6 +54,12 @@ def run_snippets(document: str, folder: Path) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def _missing(part: str) -> str | None:
+    """Return a package that a part of a document needs and that is not installed."""
+    packages = (package for needs in _NEEDS.findall(part) for package in needs.split(", "))
+    return next((package for package in packages if importlib.util.find_spec(package) is None), None)
 
 
 def _script_of(text: str) -> str:
