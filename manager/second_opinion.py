@@ -25,9 +25,9 @@ from safepoint.manager.outline import outline_state
 from safepoint.manager.progress import QUIET
 from safepoint.manager.reader_process import ReaderProcess
 from safepoint.manager.sources import flat_bytes
-from safepoint.manager.step_paths import OpenStep, find_step
-from safepoint.manager.step_reading import StepReader
-from safepoint.manager.verifying import verify_steps
+from safepoint.manager.step_paths import OpenStep
+from safepoint.manager.step_reading import StepReader, attempt_at
+from safepoint.manager.verifying import steps_to_verify, verify_steps
 
 if TYPE_CHECKING:
     from safepoint.formats.manifest import LeafEntry, TreePath
@@ -79,39 +79,37 @@ def verify_with(
         return verify_steps(storage, step=step, private_to=private_to, progress=progress)
     if not isinstance(storage, LocalStorage):
         raise InvalidArgumentError("Orbax is asked about directories only", path=storage.location)
-    steps = StepReader(storage)
-    chosen = steps.list_steps() if step is None else [find_step(steps, step, root=storage.location)]
-    for known in chosen:
-        _check_format(known)
+    chosen, found = steps_to_verify(storage, step=step, private_to=private_to)
+    formats = [_format_of(known) for known in chosen]
     progress.begin("verify", sum(known.record.num_bytes for known in chosen))
-    errors: list[CheckpointError] = []
     with ReaderProcess(_PROGRAM, library="Orbax", extra="orbax", deadline_secs=deadline_secs) as process:
-        for known in sorted(chosen, key=lambda known: known.record.step):
-            found = _compare(storage, steps, known, process, progress)
-            errors += [error.with_context(step=known.record.step) for error in found]
-    return errors
+        for known, file_format in zip(chosen, formats, strict=True):
+            errors = _compare(storage, known, file_format, process, progress)
+            if errors and attempt_at(storage, known.prefix) == known.record.attempt:  # nobody deleted it meanwhile
+                found += [(known.record.step, error.with_context(step=known.record.step)) for error in errors]
+    return [error for _, error in sorted(found, key=lambda pair: pair[0])]
 
 
-def _check_format(known: CommittedStep) -> None:
+def _format_of(known: CommittedStep) -> OrbaxFormat:
     record = known.record
-    if not isinstance(get_format(record.format), OrbaxFormat):
+    file_format = get_format(record.format)
+    if not isinstance(file_format, OrbaxFormat):
         raise InvalidArgumentError(
             f"the step is of the format {record.format}, which Orbax does not read",
             step=record.step,
             hint='Save in the format "orbax", or convert the step to it.',
         )
+    return file_format
 
 
 def _compare(
-    storage: LocalStorage, steps: StepReader, known: CommittedStep, process: ReaderProcess, progress: Progress
+    storage: LocalStorage, known: CommittedStep, file_format: OrbaxFormat, process: ReaderProcess, progress: Progress
 ) -> list[CheckpointError]:
     try:
-        step = OpenStep(storage=storage, committed=known, manifest=steps.load_manifest(known))
-    except CorruptDataError as error:
+        step = OpenStep(storage=storage, committed=known, manifest=StepReader(storage).load_manifest(known))
+        items = {item.directory: item for item in file_format.items(lambda: outline_state(step.manifest.structure))}
+    except CheckpointError as error:
         return [error]
-    file_format = get_format(step.manifest.format)
-    assert isinstance(file_format, OrbaxFormat)
-    items = {item.directory: item for item in file_format.items(lambda: outline_state(step.manifest.structure))}
     request = {
         # Orbax's manager looks for the step's files in the step's directory, and there alone.
         "root": None if known.record.files else storage.location,

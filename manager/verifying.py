@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from safepoint.manager.progress import Progress
     from safepoint.manager.step_listing import CommittedStep
 
-__all__ = ["verify_steps"]
+__all__ = ["steps_to_verify", "verify_steps"]
 
 _MAX_DEPTH = 64
 
@@ -44,11 +44,28 @@ def verify_steps(
         StepNotFoundError: the step asked for is not there; lists those that are.
         StorageError: the root cannot be listed.
     """
+    chosen, found = steps_to_verify(storage, step=step, private_to=private_to)
+    progress.begin("verify", sum(known.record.num_bytes for known in chosen))
+    verifier = _Verifier(storage, chosen, progress)
+    for known in chosen:
+        errors = [error.with_context(step=known.record.step) for error in verifier.verify(known)]
+        if errors and attempt_at(storage, known.prefix) == known.record.attempt:
+            found += [(known.record.step, error) for error in errors]
+    return [error for _, error in sorted(found, key=lambda pair: pair[0])]
+
+
+def steps_to_verify(
+    storage: Storage, *, step: int | None, private_to: int | None
+) -> tuple[list[CommittedStep], list[tuple[int, CheckpointError]]]:
+    """Return the step asked for, or all, and what has the name and a record of one and yet is none.
+
+    Raises:
+        StepNotFoundError: the step asked for is not there; lists those that are.
+        StorageError: the root cannot be listed.
+    """
     # A new reader: nothing is believed that was read before.
     listing = StepReader(storage, private_to=private_to).listing()
-    found: list[tuple[int, CheckpointError]] = [
-        (problem.step, problem.error) for problem in listing.problems if step in (None, problem.step)
-    ]
+    found = [(problem.step, problem.error) for problem in listing.problems if step in (None, problem.step)]
     chosen = [known for known in listing.steps if step in (None, known.record.step)]
     if step is not None and not chosen and not found:
         available = tuple(sorted(known.record.step for known in listing.steps))
@@ -58,13 +75,7 @@ def verify_steps(
             path=storage.location,
             available=available,
         )
-    progress.begin("verify", sum(known.record.num_bytes for known in chosen))
-    verifier = _Verifier(storage, chosen, progress)
-    for known in chosen:
-        errors = [error.with_context(step=known.record.step) for error in verifier.verify(known)]
-        if errors and attempt_at(storage, known.prefix) == known.record.attempt:
-            found += [(known.record.step, error) for error in errors]
-    return [error for _, error in sorted(found, key=lambda pair: pair[0])]
+    return chosen, found
 
 
 class _Verifier:

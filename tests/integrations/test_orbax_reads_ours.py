@@ -110,19 +110,34 @@ def test_the_manager_of_orbax_opens_our_root(
 
 
 @needs_orbax
-def test_every_dtype_that_both_know_is_restored_bit_for_bit_and_others_as_their_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_format", ["orbax", "orbax_zstd"])
+def test_every_dtype_that_both_know_is_restored_bit_for_bit_and_others_as_their_bytes(
+    tmp_path: Path, file_format: str
+) -> None:
     tensors = {}
     for name, size in ITEM_BYTES.items():
         if hasattr(torch, name):
             raw = torch.arange(6 * size, dtype=torch.uint8) * 7 % (2 if name == "bool" else 251)
             tensors[name] = raw.view(getattr(torch, name)).reshape(2, 3)
-    with CheckpointManager(tmp_path, format="orbax") as manager:
+    with CheckpointManager(tmp_path, format=file_format) as manager:
         manager.save(1, {"x": tensors})
     (answer,) = run_orbax({"do": "standard", "path": str(tmp_path / "1" / "x")})
     for name, leaf in found(answer).items():
         as_bytes = tensors[name].view(torch.uint8).reshape(2, 3, ITEM_BYTES[name])
         assert leaf == (leaf_of(tensors[name]) if name in BOTH_KNOW else leaf_of(as_bytes)), name
     assert set(answer) == set(tensors)
+
+
+@needs_orbax
+def test_after_a_rollback_orbax_takes_the_highest_number_and_we_the_last_commit(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, format="orbax") as manager:
+        for step in (1, 5):
+            manager.save(step, {"x": {"w": torch.ones(step)}}, metrics={"loss": 1.0})
+        manager.restore(1)
+        manager.save(3, {"x": {"w": torch.ones(3)}}, metrics={"loss": 2.0})
+        assert manager.latest_step() == 3
+    (answer,) = run_orbax({"do": "manager", "root": str(tmp_path)})
+    assert (answer["all_steps"], answer["latest_step"]) == ([1, 3, 5], 5)
 
 
 @needs_orbax
@@ -247,9 +262,13 @@ def test_no_process_that_saves_or_restores_imports_jax_or_orbax(tmp_path: Path) 
         "        assert name.split('.')[0] not in ('jax', 'jaxlib', 'orbax', 'flax'), name\n"
         "sys.meta_path.insert(0, Refuse())\n"
         "from safepoint.manager import CheckpointManager\n"
-        "with CheckpointManager(sys.argv[1], format='orbax') as manager:\n"
-        "    manager.save(1, {'x': {'w': torch.ones(100_000)}})\n"
-        "    assert manager.restore(1).state['x']['w'].sum() == 100_000\n"
+        "for step, name in enumerate(('orbax', 'orbax_zstd')):\n"
+        "    with CheckpointManager(sys.argv[1], format=name) as manager:\n"
+        "        many = {str(index): torch.ones(index) for index in range(20)}\n"
+        "        manager.save(step, {'x': {'w': torch.ones(100_000)}, 'many': many}, blocking=False)\n"
+        "        manager.wait()\n"
+        "        assert manager.restore(step).state['x']['w'].sum() == 100_000\n"
+        "        assert manager.verify() == []\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_START"}
     ended = subprocess.run(
