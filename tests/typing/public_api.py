@@ -104,6 +104,8 @@ def restoring(manager: CheckpointManager, state: Mapping[str, Any]) -> None:
 
 def looking(manager: CheckpointManager) -> None:
     assert_type(manager.steps(), list[StepInfo])
+    assert_type(manager.verify(3, reader="orbax"), list[CheckpointError])
+    manager.verify(reader="jax")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(manager.latest_step(), int | None)
     with manager as same:
         assert_type(same, CheckpointManager)
