@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from safepoint.manager.cli import changing, checking, converting, looking, reporting
+from safepoint.manager.cli import changing, checking, converting, looking, report
+from safepoint.manager.cli.arguments import AsJson  # noqa: TC001 - typer looks the types of arguments up
+from safepoint.manager.cli.output import PROBLEM, print_json, reporting
 
 __all__ = ["app"]
 
@@ -32,7 +34,7 @@ app.command("show", rich_help_panel=_LOOKING)(looking.show_command)
 app.command("cat", rich_help_panel=_LOOKING)(looking.cat_command)
 app.command("verify", rich_help_panel=_LOOKING)(looking.verify_command)
 app.command("diff", rich_help_panel=_LOOKING)(looking.diff_command)
-app.command("report", rich_help_panel=_LOOKING)(reporting.report_command)
+app.command("report", rich_help_panel=_LOOKING)(report.report_command)
 app.command("copy", rich_help_panel=_CHANGING)(changing.copy_command)
 app.command("consolidate", rich_help_panel=_CHANGING)(changing.consolidate_command)
 app.command("convert", rich_help_panel=_CHANGING)(converting.convert_command)
@@ -44,6 +46,7 @@ app.command("doctor", rich_help_panel=_TRYING)(checking.doctor_command)
 
 
 @app.command("demo", rich_help_panel=_TRYING)
+@reporting
 def demo_command(
     *,
     processes: Annotated[int, typer.Option(min=1, max=4, help="Train on so many, sharded by FSDP2.")] = 1,
@@ -55,15 +58,24 @@ def demo_command(
     folder: Annotated[
         Path | None, typer.Option(help="Keep what it writes here; must be new or empty.", show_default=False)
     ] = None,
-) -> None:
+    as_json: AsJson = False,
+) -> int | None:
     """Train, be killed in the middle of a save, go on, and compare with a run that was left alone.
 
-    One process trains on torch_xla's CPU device, several on torch.distributed with a sharded model.
+    One process trains on torch_xla's CPU device, several on torch.distributed with a sharded model. The exit
+    status is 1 where a claim does not hold.
+
+    Examples:
+        safepoint demo
+
+        safepoint demo --processes 4 --restore-processes 2
+
+        safepoint demo --json | jq '.claims[].text'
     """
     from safepoint.manager.cli.demo import Demo  # noqa: PLC0415  # keeps --help quick
     from safepoint.manager.cli.demo_processes import DemoError  # noqa: PLC0415
 
-    console = Console()
+    console = Console(stderr=as_json)
     restore_count = processes if restore_processes is None else restore_processes
     _check_demo(processes, restore_count, steps, save_every, folder)
     with tempfile.TemporaryDirectory(prefix="safepoint-demo-") as temporary:
@@ -78,11 +90,13 @@ def demo_command(
             console=console,
         )
         try:
-            shown = demo.run()
+            claims = demo.run()
         except DemoError as error:
             console.print(str(error), style="red", markup=False)
             raise typer.Exit(1) from error
-    raise typer.Exit(0 if shown else 1)
+    if as_json:
+        print_json({"claims": [{"text": claim.text, "holds": claim.holds} for claim in claims]})
+    return None if all(claim.holds for claim in claims) else PROBLEM
 
 
 def _check_demo(processes: int, restore_processes: int, steps: int, save_every: int, folder: Path | None) -> None:

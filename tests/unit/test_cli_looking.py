@@ -12,6 +12,7 @@ import torch
 
 from safepoint.formats.storage import LocalStorage
 from safepoint.manager import CheckpointManager
+from safepoint.manager.cli.app import app
 from safepoint.manager.pins import pin
 
 from support.command import commit_sharded, example_state, flip_byte, run, save_steps
@@ -333,9 +334,7 @@ def test_diff_of_the_trees_alone_reads_no_data(root: Path) -> None:
 # the command itself
 
 
-@pytest.mark.parametrize(
-    "command", ["ls", "show", "cat", "verify", "diff", "copy", "consolidate", "rm", "gc", "pin", "unpin", "doctor"]
-)
+@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     shown = run(command, "--help", columns=120)
 
