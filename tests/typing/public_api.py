@@ -55,6 +55,8 @@ def opening(root: Path) -> None:
     kept: Policy = policy
     CheckpointManager(root)
     CheckpointManager("runs/x", keep=kept, save_every=10, mode="sharded", deadline_secs=60, root_scope="per_process")
+    CheckpointManager(root, unchanged="link")
+    CheckpointManager(root, unchanged=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     CheckpointManager(root, mode="both")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     CheckpointManager(root, kepe=kept)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     CheckpointManager(root, kept)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
