@@ -15,12 +15,13 @@ import torch
 
 from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES, torch_dtype
+from safepoint.formats.foreign.base import Refused
 from safepoint.formats.foreign.opening import open_foreign
 from safepoint.formats.foreign.torch_files import TensorArray
-from safepoint.formats.manifest import LeafEntry, TreePath, display_path
+from safepoint.formats.manifest import LeafEntry, Node, TreePath, display_path
 from safepoint.formats.region import Region
 from safepoint.manager.adapting import AdaptationReport, Rename
-from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
+from safepoint.manager.errors import CorruptDataError, StructureMismatchError, UnsupportedValueError
 from safepoint.manager.foreign_names import Alignment, align, flat_names, renamed
 from safepoint.manager.foreign_views import View, unstack
 from safepoint.manager.shared_memory import store_apart
@@ -105,7 +106,9 @@ def restore_foreign(
     wanted = into if items is None else {name: value for name, value in into.items() if name in items}
     flat = flatten(wanted, process_index=0, process_count=1, share=store_apart)
     checkpoint, names = unstack(checkpoint, flat_names(checkpoint.tree), stacked or {})
-    alignment = align(renamed(names, adapt), flat.nodes)
+    names = renamed(names, adapt)
+    _check_refused(checkpoint, names, flat.nodes)
+    alignment = align(names, flat.nodes)
     if items is not None:
         _leave_out_others(alignment, wanted)
     specs = {at: leaf.spec for at, leaf in flat.arrays.items()}
@@ -117,15 +120,18 @@ def restore_foreign(
         for at, source in sources.items()
     }
     entries = [LeafEntry(path=at, dtype=view.dtype, shape=view.shape, shards=()) for at, view in views.items()]
-    target = match(
-        alignment.structure,
-        entries,
-        into,
-        items=items,
-        process_index=0,
-        process_count=1,
-        adapt=[one for one in adapt if not isinstance(one, Rename)],
-    )
+    try:
+        target = match(
+            alignment.structure,
+            entries,
+            into,
+            items=items,
+            process_index=0,
+            process_count=1,
+            adapt=[one for one in adapt if not isinstance(one, Rename)],
+        )
+    except StructureMismatchError as error:
+        raise error.with_context(path=checkpoint.location) from None
     num_bytes = 0
     try:
         for at, leaf in target.wanted.items():
@@ -142,6 +148,21 @@ def _result(checkpoint: ForeignCheckpoint, num_bytes: int, state: Any, adapted: 
     return ForeignResult(
         kind=checkpoint.kind, num_bytes=num_bytes, state=state, metadata=checkpoint.metadata, adapted=adapted
     )
+
+
+def _check_refused(checkpoint: ForeignCheckpoint, names: dict[str, Any], wanted: Mapping[TreePath, Node]) -> None:
+    """Put texts for the objects that were not made: left over in the checkpoint, and refused where one is wanted."""
+    if not checkpoint.refused:
+        return
+    asked = {display_path(at) for at in wanted}
+    old = {id(value): name for name, value in flat_names(checkpoint.tree).items() if isinstance(value, Refused)}
+    for name, value in names.items():
+        if isinstance(value, Refused):
+            if any(
+                name == one or name.startswith(f"{one}.") for one in asked if one in (name, name.rpartition(".")[0])
+            ):
+                raise checkpoint.refusal(old[id(value)])
+            names[name] = value.name
 
 
 def _leave_out_others(alignment: Alignment, wanted: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.dtypes import ITEM_BYTES
-from safepoint.formats.errors import CorruptDataError
+from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 from safepoint.formats.region import Region
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "ForeignArray",
     "ForeignCheckpoint",
     "Keys",
+    "Refused",
     "array_bytes",
     "build_nested",
     "checked_region",
@@ -61,6 +62,13 @@ class ForeignArray(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Stands for an object that was not made, by the name that the file has for it."""
+
+    name: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint:
     """An opened checkpoint.
@@ -72,6 +80,7 @@ class ForeignCheckpoint:
         arrays: by the path of their reference.
         metadata: what else it says of itself, for people.
         lost: dotted names of what it says it holds, and does not.
+        refused: names of objects in it that were not made (`Refused` stands for each), by their dotted names.
     """
 
     kind: str
@@ -80,6 +89,7 @@ class ForeignCheckpoint:
     arrays: Mapping[TreePath, ForeignArray]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def check_nothing_lost(self) -> None:
         """Check that all is here that it says it holds.
@@ -87,8 +97,11 @@ class ForeignCheckpoint:
         Called by: whoever takes all of it; who knows what is wanted misses it anyway.
 
         Raises:
-            CorruptDataError: something is not.
+            CorruptDataError: something has no data.
+            UnsupportedValueError: something is an object.
         """
+        for leaf in self.refused:
+            raise self.refusal(leaf)
         if self.lost:
             raise CorruptDataError(
                 f"the checkpoint names {', '.join(self.lost[:10])} and has no data of it",
@@ -97,6 +110,17 @@ class ForeignCheckpoint:
                 hint="Its writer left it out: torch_xla's experimental manager does so with tensors that are "
                 "replicated over a part of the mesh. The rest can be restored into a target.",
             )
+
+    def refusal(self, leaf: str) -> UnsupportedValueError:
+        """Return the error of an object."""
+        more = f", and {len(self.refused) - 1} more objects" if len(self.refused) > 1 else ""
+        return UnsupportedValueError(
+            f"the file holds more than tensors and plain values: {self.refused[leaf]}{more}",
+            path=self.location,
+            leaf=leaf,
+            hint="It was not made, since that would run code of the file. Restore the rest into a target, and leave it "
+            "out by `adapt=[Partial(...)]`; or save it again as plain values.",
+        )
 
 
 def checked_region(array: ForeignArray, region: Region, out: memoryview, item_bytes: int) -> int:

@@ -24,7 +24,7 @@ from safepoint.formats.foreign.base import (
 )
 from safepoint.formats.foreign.dcp_metadata import StoredPart, StoredTensor, read_metadata
 from safepoint.formats.foreign.torch_archive import TensorPlace, find_tensor
-from safepoint.formats.foreign.torch_files import replace_tensors
+from safepoint.formats.foreign.torch_files import replace_tensors, tensor_bytes
 
 if TYPE_CHECKING:
     from safepoint.formats.region import Region
@@ -109,12 +109,13 @@ def _load(path: str, part: StoredPart, name: str) -> Any:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        text = str(error)
+        text = str(error) or type(error).__name__
+        line = text.partition("\n")[0][:200]
         if "weights_only" in text.lower() or "unsupported" in text.lower():
             raise UnsupportedValueError(
-                f"a value is more than tensors and plain values: {text.splitlines()[0][:200]}", path=full, leaf=name
+                f"a value is more than tensors and plain values: {line}", path=full, leaf=name
             ) from error
-        raise CorruptDataError(f"a part cannot be read: {text.splitlines()[0][:200]}", path=full, leaf=name) from error
+        raise CorruptDataError(f"a part cannot be read: {line}", path=full, leaf=name) from error
 
 
 class _Loaded:
@@ -149,7 +150,7 @@ class _DcpTensor(ForeignArray):
         item_bytes = ITEM_BYTES[self.dtype]
         if place is None:
             target = torch.frombuffer(out, dtype=torch.uint8).reshape(*region.shape, item_bytes)
-            data = self._load(part).reshape(-1).view(torch.uint8).reshape(*held.shape, item_bytes)
+            data = tensor_bytes(self._load(part)).reshape(*held.shape, item_bytes)
             target[common.slices_in(region)] = data[common.slices_in(held)]
             return
         self._check(part, place.dtype, place.shape)

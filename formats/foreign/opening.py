@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from safepoint.formats.errors import InvalidArgumentError, StorageError
+from safepoint.formats.errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedValueError
 from safepoint.formats.foreign.dcp_files import is_dcp, open_dcp
 from safepoint.formats.foreign.orbax_files import is_orbax, open_orbax
 from safepoint.formats.foreign.safetensors_files import is_safetensors, open_safetensors
 from safepoint.formats.foreign.torch_files import is_torch, open_torch
+from safepoint.formats.foreign.torch_objects import open_with_objects
 from safepoint.formats.foreign.xlafsdp_files import is_xlafsdp, open_xlafsdp
 
 if TYPE_CHECKING:
@@ -40,10 +41,20 @@ def open_foreign(path: str | os.PathLike[str]) -> ForeignCheckpoint:
         raise StorageError("there is no such file or directory", path=location, errno=2)
     for is_kind, open_kind in _KINDS:
         if is_kind(location):
-            return open_kind(location)
+            try:
+                return open_kind(location)
+            except CheckpointError as error:
+                found = open_with_objects(location) if _is_refusal(error, location) else None
+                if found is None or not found.refused:
+                    raise error.with_context(path=location) from error.__cause__
+                return found
     raise InvalidArgumentError(
         "this is no checkpoint that can be read",
         path=location,
         hint="Known are steps and items of Orbax, directories of torch.distributed.checkpoint, .safetensors files and "
         "directories of them, files of torch.save, and directories of those that torch_xla's FSDP saved by rank.",
     )
+
+
+def _is_refusal(error: CheckpointError, location: str) -> bool:
+    return isinstance(error, UnsupportedValueError) and is_torch(location)

@@ -11,10 +11,9 @@ import os
 import struct
 import zipfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from safepoint.formats.dtypes import ITEM_BYTES
-from safepoint.formats.errors import CheckpointError
 from safepoint.formats.pickle_machine import PickleMachine, run_pickle
 from safepoint.formats.pickle_writer import STORAGES, contiguous_strides
 from safepoint.formats.region import Region
@@ -22,9 +21,10 @@ from safepoint.formats.region import Region
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["TensorPlace", "find_tensor"]
+__all__ = ["ArchivedTensor", "TensorMachine", "TensorPlace", "data_offset", "find_tensor", "read_pickled"]
 
-_MAX_PICKLE_BYTES = 1 << 20
+_MAX_PICKLE_BYTES = 1 << 28
+_LOCAL_SIGNATURE = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 
 
@@ -44,7 +44,9 @@ class _Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class ArchivedTensor:
+    """A tensor as a pickle describes it: its storage, and in items its first element there, shape and strides."""
+
     storage: _Storage
     first: int
     shape: tuple[int, ...]
@@ -62,29 +64,54 @@ def find_tensor(path: str, offset: int, num_bytes: int) -> TensorPlace | None:
     """
     try:
         with _Window(path, offset, num_bytes) as window, zipfile.ZipFile(window) as archive:
-            return _find(archive, window, offset)
-    except (zipfile.BadZipFile, CheckpointError, KeyError, ValueError, TypeError, OSError, NotImplementedError):
+            return _find(archive, window, offset, num_bytes)
+    except Exception:  # noqa: BLE001 - what is wrong with the file is told by the reader that is asked then
         return None
 
 
-def _find(archive: zipfile.ZipFile, window: _Window, offset: int) -> TensorPlace | None:
-    entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
-    if "byteorder" in entries and archive.read(entries["byteorder"]).strip() != b"little":
-        return None
-    if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
-        return None
-    tensor = run_pickle(_Machine(window.path), archive.read(entries["data.pkl"]), path=window.path)
-    if not isinstance(tensor, _Tensor) or tensor.strides != contiguous_strides(tensor.shape):
+def _find(archive: zipfile.ZipFile, window: _Window, offset: int, num_bytes: int) -> TensorPlace | None:
+    entries, pickled = read_pickled(archive)
+    tensor = run_pickle(TensorMachine(window.path), pickled, path=window.path)
+    if not isinstance(tensor, ArchivedTensor) or tensor.strides != contiguous_strides(tensor.shape):
         return None
     entry = entries[f"data/{tensor.storage.key}"]
     first = tensor.first * ITEM_BYTES[tensor.dtype]
     size = Region.whole(tensor.shape).num_elements * ITEM_BYTES[tensor.dtype]
-    if entry.compress_type != zipfile.ZIP_STORED or first < 0 or first + size > entry.file_size:
+    start = data_offset(window, entry)
+    if first < 0 or first + size > entry.file_size or start + entry.file_size > num_bytes:
         return None
-    window.seek(entry.header_offset)
-    header = _LOCAL_HEADER.unpack(window.read(_LOCAL_HEADER.size))
-    start = entry.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1]
     return TensorPlace(tensor.dtype, tensor.shape, offset + start + first)
+
+
+def read_pickled(archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], bytes]:
+    """Return the entries of an archive by their names below its folder, and its pickle.
+
+    Raises:
+        ValueError: it is of a machine with another byte order, or too large for what it should be.
+        KeyError: it is none of torch's.
+    """
+    entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+    if "byteorder" in entries and archive.read(entries["byteorder"]).strip() != b"little":
+        raise ValueError("another byte order")
+    if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
+        raise ValueError("a large pickle")
+    return entries, archive.read(entries["data.pkl"])
+
+
+def data_offset(file: IO[bytes] | io.RawIOBase, entry: zipfile.ZipInfo) -> int:
+    """Return where the bytes of an entry that is not compressed begin in its archive.
+
+    Raises:
+        ValueError: it is compressed, or damaged.
+    """
+    file.seek(entry.header_offset)
+    header = file.read(_LOCAL_HEADER.size) or b""
+    if entry.compress_type != zipfile.ZIP_STORED or len(header) != _LOCAL_HEADER.size:
+        raise ValueError("compressed, or damaged")
+    fields = _LOCAL_HEADER.unpack(header)
+    if fields[0] != _LOCAL_SIGNATURE:
+        raise ValueError("damaged")
+    return int(entry.header_offset + _LOCAL_HEADER.size + fields[-2] + fields[-1])
 
 
 class _Window(io.RawIOBase):
@@ -141,21 +168,23 @@ class _Kind:
 
 def _rebuild_v2(
     storage: _Storage, first: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, *more: Any
-) -> _Tensor:
+) -> ArchivedTensor:
     return _rebuilt(storage, storage.dtype, (first, shape, strides), more)
 
 
 def _rebuild_v3(
     storage: _Storage, first: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, kind: _Kind, *more: Any
-) -> _Tensor:
+) -> ArchivedTensor:
     return _rebuilt(storage, kind.dtype, (first, shape, strides), more)
 
 
-def _rebuilt(storage: _Storage, dtype: str | None, geometry: tuple[int, Any, Any], more: tuple[Any, ...]) -> _Tensor:
+def _rebuilt(
+    storage: _Storage, dtype: str | None, geometry: tuple[int, Any, Any], more: tuple[Any, ...]
+) -> ArchivedTensor:
     if dtype is None or any(more):  # its bits are to be read as conjugated or negated
         raise ValueError("no plain tensor")
     first, shape, strides = geometry
-    return _Tensor(storage, first, tuple(shape), tuple(strides), dtype)
+    return ArchivedTensor(storage, first, tuple(shape), tuple(strides), dtype)
 
 
 _CONSTANTS: Mapping[str, _Kind] = {
@@ -170,7 +199,15 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class _Machine(PickleMachine):
+class TensorMachine(PickleMachine):
+    """Makes an `ArchivedTensor` of each tensor, and knows no other names.
+
+    Attributes:
+        known: those that it knows.
+    """
+
+    known = frozenset({*_CONSTANTS, *_FUNCTIONS})
+
     def __init__(self, path: str) -> None:
         super().__init__(frozenset(), _FUNCTIONS, path)
 

@@ -6,7 +6,6 @@ Files of torch's zip format are mapped, so that only what is wanted is read. Lig
 from __future__ import annotations
 
 import os
-import re
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,18 +16,15 @@ from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES, dtype_name
 from safepoint.formats.errors import CorruptDataError, StorageError, UnsupportedValueError
 from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, checked_region
-from safepoint.formats.foreign.pickle_search import find_named
-from safepoint.formats.tree import display_path
 
 if TYPE_CHECKING:
     from safepoint.formats.region import Region
     from safepoint.formats.tree import TreePath
 
-__all__ = ["TensorArray", "is_torch", "load_tree", "open_torch"]
+__all__ = ["TensorArray", "is_torch", "load_tree", "open_torch", "replace_tensors", "tensor_bytes"]
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _ZIP_START = b"PK"
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def is_torch(path: str) -> bool:
@@ -67,12 +63,9 @@ def load_tree(path: str) -> Any:
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "weights_only" in str(error).lower() or "unsupported" in text.lower():
-            named = _GLOBAL.search(str(error))
-            place = find_named(path, named[1]) if named is not None else None
             raise UnsupportedValueError(
                 f"the file holds more than tensors and plain values: {_cause(str(error))}",
                 path=path,
-                leaf=display_path(place) if place else None,
                 hint="Save it again without objects of your own: their state_dict, or plain values.",
             ) from error
         raise CorruptDataError(f"the file cannot be read: {text}", path=path) from error
@@ -114,6 +107,13 @@ class TensorArray(ForeignArray):
         if not checked_region(self, region, out, ITEM_BYTES[self.dtype]):
             return
         index = tuple(slice(o, o + n) for o, n in zip(region.offsets, region.shape, strict=True))
-        part = self._tensor[index].resolve_conj().resolve_neg().contiguous()
         target = torch.frombuffer(out, dtype=torch.uint8)
-        target.copy_(part.reshape(-1).view(torch.uint8))
+        target.copy_(tensor_bytes(self._tensor[index].resolve_conj().resolve_neg()))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in C order, without a copy where they lie so."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.numel() and flat.stride(0) != 1:  # one element with any stride counts as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)

@@ -17,7 +17,7 @@ from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES, dtype_name
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError
 from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, checked_region
-from safepoint.formats.foreign.torch_files import TensorArray, load_tree, replace_tensors
+from safepoint.formats.foreign.torch_files import TensorArray, load_tree, replace_tensors, tensor_bytes
 from safepoint.formats.region import Region
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class _Joined(ForeignArray):
         filled = 0
         for start, length in region.runs_in(Region.whole(self.shape)):
             for shard, first, count in self._parts(self._start + start, length):
-                data = shard.reshape(-1)[first : first + count].contiguous().view(torch.uint8)
+                data = tensor_bytes(shard.reshape(-1)[first : first + count])
                 target[filled : filled + count * item_bytes] = data
                 filled += count * item_bytes
 

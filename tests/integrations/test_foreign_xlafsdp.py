@@ -1,4 +1,4 @@
-"""Files by rank that are damaged, mixed or incomplete; and pickles that hold objects, by the leaf that they are at."""
+"""Files by rank that are damaged, mixed or incomplete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from safepoint.formats.foreign.opening import open_foreign
 from safepoint.formats.region import Region
-from safepoint.manager.errors import CorruptDataError, InvalidArgumentError, UnsupportedValueError
+from safepoint.manager.errors import CorruptDataError, InvalidArgumentError
 from safepoint.manager.foreign import restore_foreign
 
 if TYPE_CHECKING:
@@ -131,16 +131,3 @@ def test_a_region_is_read_across_the_files_of_the_ranks() -> None:
     array.read_into(Region((1, 2), (2, 3)), memoryview(out))
     expected = (torch.arange(15.0).reshape(3, 5) / 8)[1:3, 2:5]
     assert torch.equal(torch.frombuffer(out, dtype=torch.float32).reshape(2, 3), expected)
-
-
-class Config:
-    """An object as people put one among their hyper-parameters."""
-
-
-def test_an_object_in_a_pickle_is_refused_by_the_leaf_that_it_is(tmp_path: Path) -> None:
-    state = {"state_dict": {"w": torch.ones(3)}, "hyper_parameters": {"sizes": [1, 2], "config": Config()}}
-    torch.save(state, tmp_path / "x.ckpt")
-    with pytest.raises(UnsupportedValueError, match="Config") as caught:
-        restore_foreign(tmp_path / "x.ckpt")
-    assert caught.value.leaf == "hyper_parameters.config"
-    assert caught.value.path == str(tmp_path / "x.ckpt")
