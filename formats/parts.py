@@ -47,10 +47,11 @@ def spread(
     Raises:
         UnsupportedValueError: an unknown dtype.
     """
+    piece_bytes = max(part_bytes - 2 * _HEADER_BYTES, part_bytes // 2)
     contents = [
         Content(portion=index, region=box)
         for index in indices
-        for box in portions[index].region.cut((part_bytes - 2 * _HEADER_BYTES) // _item_bytes(portions[index]))
+        for box in portions[index].region.cut(piece_bytes // _item_bytes(portions[index]))
     ]
     shapes = {portions[index].path: portions[index].shape for index in indices}
     pieces = [(portions[content.portion].path, content.region) for content in contents]
