@@ -105,6 +105,12 @@ class Race:
         """Return everything, as JSON."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Race:
+        """Return what `to_json` described."""
+        samples = {name: [Sample(**sample) for sample in found] for name, found in value["samples"].items()}
+        return cls(**{**value, "samples": samples})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
@@ -162,6 +168,17 @@ class Report:
             "goals": [{**asdict(goal), "is_reached": goal.is_reached} for goal in self.goals],
             "notes": self.notes,
         }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Report:
+        """Return what `to_json` described."""
+        goals = [{name: item for name, item in goal.items() if name != "is_reached"} for goal in value["goals"]]
+        return cls(
+            suite=value["suite"],
+            races=[Race.from_json(race) for race in value["races"]],
+            goals=[Goal(**goal) for goal in goals],
+            notes=value["notes"],
+        )
 
 
 def run_race(title: str, contenders: Sequence[Contender], *, rounds: int, warm_up: bool = True) -> Race:

@@ -45,6 +45,10 @@ class Peer(ABC):
         """Return new tensors."""
         raise NotImplementedError
 
+    def load_part(self, path: Path, state: State) -> None:
+        """Fill the tensors of `state`, which are some of those that were saved, reading no more than need be."""
+        self.load_into(path, state)
+
     def save_behind(self, state: State, path: Path) -> Any:
         """Begin a save and return an object whose `result()` waits for its end."""
         raise NotImplementedError
@@ -60,8 +64,11 @@ def available(peers: list[type[Peer]]) -> tuple[list[Peer], dict[str, str]]:
     for kind in peers:
         if importlib.util.find_spec(kind.needs) is None:
             absent[kind.name] = f"{kind.needs} is not installed"
-        else:
+            continue
+        try:
             found.append(kind())
+        except ImportError as error:  # it is made for another torch
+            absent[kind.name] = f"{kind.needs} does not run here: {error}"
     return found, absent
 
 
@@ -125,6 +132,13 @@ class Safetensors(Peer):
 
         loaded: State = load_file(path)
         return loaded
+
+    @override
+    def load_part(self, path: Path, state: State) -> None:
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            _copy_into(state, {name: file.get_tensor(name) for name in state})
 
 
 def _dcp() -> Any:

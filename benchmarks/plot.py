@@ -8,9 +8,9 @@ from xml.sax.saxutils import escape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.measuring import Goal, Report
+    from benchmarks.measuring import Goal, Race, Report
 
-__all__ = ["goals_table", "speed_chart"]
+__all__ = ["goals_table", "speed_chart", "summary_table"]
 
 _TITLES = ("Save of", "Restore into existing tensors, warm", "Restore into existing tensors, cold")
 _WIDTH, _LEFT, _BAR, _GAP = 760, 230, 20, 6
@@ -60,3 +60,34 @@ def _row(goal: Goal) -> str:
     measured = "not measured" if goal.measured is None else f"{goal.measured:.2f}{goal.unit}"
     state = {True: "reached", False: "short", None: ""}[goal.is_reached]
     return f"| {goal.name} | {sign} {goal.target:g}{goal.unit} | {measured} | {state} |"
+
+
+_SUMMARY = (
+    ("Save of", "save", 1 / 2**30, "GiB/s"),
+    ("Blocked time of an async save", "async save: the loop stops for", 0, "ms"),
+    ("Restore into existing tensors, warm", "restore from the page cache", 1 / 2**30, "GiB/s"),
+    ("Restore into existing tensors, cold", "restore from the disk", 1 / 2**30, "GiB/s"),
+)
+"""How the title of a race begins, its row, what a byte a second is, or 0 for a time, and the unit."""
+
+_COLUMNS = ("safepoint", "torch.save", "safetensors", "DCP", "torch_checkpointing", "Orbax")
+
+
+def summary_table(reports: Sequence[Report]) -> str:
+    """Return a Markdown table of the medians of ours and of the peers, for the README."""
+    races = [race for report in reports for race in report.races]
+    columns = [name for name in _COLUMNS if any(name in race.samples for race in races)]
+    rows = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for title, label, scale, unit in _SUMMARY:
+        race = next((race for race in races if race.title.startswith(title)), None)
+        if race is not None:
+            cells = (_cell(race, name, scale) for name in columns)
+            rows.append(f"| {label}, {unit} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(race: Race, name: str, scale: float) -> str:
+    if name not in race.samples:
+        return ""
+    secs = race.median_secs(name)
+    return f"{race.num_bytes[name] * scale / secs:.2f}" if scale else f"{1000 * secs:.0f}"

@@ -12,6 +12,7 @@ from benchmarks.measuring import Contender, Goal, Race, Report, run_race
 from benchmarks.ours import KEEPS, OpenRoot
 from benchmarks.peers import Dcp, Orbax, Peer, available
 from benchmarks.states import num_bytes_of, transformer_state
+from benchmarks.torch_checkpointing_peer import TorchCheckpointing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
     """Race the blocked times, then the loops."""
     state = transformer_state(settings.state_bytes)
     root = OpenRoot(workspace.fresh("async"))
-    peers, absent = available([Dcp, Orbax])
+    peers, absent = available([Dcp, Orbax] if settings.is_quick else [Dcp, TorchCheckpointing, Orbax])
     blocked = _blocked(settings, workspace, state, root, peers)
     blocked.absent.update(absent)
     loops = [
@@ -168,4 +169,6 @@ def _loop(
         Contender(name="during a save", run=during, after=finish),
         Contender(name="alone", run=alone),
     ]
-    return run_race(f"{title}, seconds a turn", contenders, rounds=2 * settings.rounds)
+    return run_race(
+        f"{title}, seconds a turn", contenders, rounds=settings.rounds if settings.is_quick else 2 * settings.rounds
+    )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measuring import Goal, Race, Report, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchmarks.settings import Settings, Workspace
 
 __all__ = ["measure"]
@@ -26,6 +28,7 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
             race.keeps[name] = found["keeps"][name]
             race.num_bytes[name] = found["num_bytes"]
         report.races.append(race)
+        report.races.extend(_restores(found, count))
         if count > 1:
             report.goals.extend(
                 [
@@ -41,15 +44,32 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
                         measured=found["unevenness"],
                         at_most=True,
                     ),
+                    Goal(
+                        name=f"{count} processes, cold restore of all by each: bytes from the device / state",
+                        target=1.05,
+                        measured=found["device_bytes"],
+                        at_most=True,
+                    ),
                 ]
             )
     return report
 
 
+def _restores(found: Any, count: int) -> Iterator[Race]:
+    for title, secs in found["restores"].items():
+        race = Race(title=f"Restore by {count} processes, {title}, warm")
+        for name, values in secs.items():
+            race.samples[name] = [Sample(secs=value, cpu_secs=0.0, extra_bytes=0) for value in values]
+            race.keeps[name] = "every byte verified" if name == "safepoint" else "no digests"
+            race.num_bytes[name] = found["num_bytes"] * (count if title.startswith("whole") else 1)
+        yield race
+
+
 def _start(count: int, settings: Settings, workspace: Workspace) -> Any:
     directory = workspace.fresh("processes")
     directory.mkdir()
-    arguments = [str(directory), str(count), str(settings.state_bytes), str(settings.rounds)]
+    rounds = (settings.rounds, 0 if settings.is_quick else settings.rounds)
+    arguments = [str(directory), str(count), str(settings.state_bytes), *map(str, rounds)]
     command = [sys.executable, "-m", "benchmarks.worker", *arguments]
     workers = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE if rank == 0 else None) for rank in range(count)

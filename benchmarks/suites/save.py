@@ -10,6 +10,7 @@ from benchmarks.measuring import Contender, Goal, Report, run_race
 from benchmarks.ours import KEEPS, OpenRoot
 from benchmarks.peers import Dcp, Orbax, Peer, Safetensors, TensorStore, TorchSave, available, sync_tree
 from benchmarks.states import num_bytes_of, transformer_state
+from benchmarks.torch_checkpointing_peer import TorchCheckpointing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
     root = OpenRoot(workspace.fresh("save"))
     raw = RawFile(num_bytes)
     kinds: list[type[Peer]] = [TorchSave, Safetensors, Dcp, Orbax]
-    peers, absent = available(kinds if settings.is_quick else [*kinds, TensorStore])
+    peers, absent = available(kinds if settings.is_quick else [*kinds, TorchCheckpointing, TensorStore])
     contenders = [
         Contender(name="safepoint", run=lambda: root.save(state), after=root.forget, keeps=KEEPS, num_bytes=num_bytes),
         _raw(raw, workspace, "raw O_DIRECT + fsync", os.O_DIRECT),
