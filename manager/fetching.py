@@ -144,7 +144,7 @@ class _Buffered:
         """Hand the wanted part to the leaf and let the buffer go."""
         data = self.buffer
         if self.region != self.common:
-            data = raw_view(data)[self.common.slices_in(self.region)].contiguous().view(data.dtype)
+            data = raw_view(data)[self.common.slices_in(self.region)].view(data.dtype)
         self.leaf.write(self.common, data)
         self.buffer = torch.empty(0)
         self.segments = []
@@ -310,6 +310,7 @@ def _one_buffered(fetch: Fetch, common: Region) -> _Read:
     memory = byte_view(buffer)
     read = _Buffered(leaf=fetch.leaf, region=region, common=common, buffer=buffer, buffer_bytes=len(memory))
     filled = 0
+    name = display_path(fetch.entry.path)
     for start, length in region.runs_in(outer):
         num_bytes = length * item_bytes
         read.segments.append(
@@ -317,7 +318,7 @@ def _one_buffered(fetch: Fetch, common: Region) -> _Read:
                 file=fetch.shard.file,
                 offset=fetch.shard.offset + start * item_bytes,
                 target=memory[filled : filled + num_bytes],
-                leaf=display_path(fetch.entry.path),
+                leaf=name,
             )
         )
         filled += num_bytes

@@ -16,7 +16,7 @@ import torch
 from safepoint.formats.dtypes import dtype_name
 from safepoint.formats.region import Region
 from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory
-from safepoint.manager.adapters.bits import as_bits, byte_buffer, changing, host_copy, is_lazy_view
+from safepoint.manager.adapters.bits import byte_buffer, changing, copy_bits, host_copy, is_lazy_view
 from safepoint.manager.adapters.shared_memory import shares_elements, write_shared
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class TensorLeaf(ArrayLeaf):
             if is_lazy_view(live):
                 live.copy_(data)
             else:
-                as_bits(live).copy_(as_bits(data))
+                copy_bits(live, data)
 
     def finish(self) -> None:
         """Write what shares memory, and tell autograd of what was put into target buffers."""
