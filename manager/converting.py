@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.foreign.huggingface import MAX_FILE_BYTES
 from safepoint.formats.registry import format_names
+from safepoint.formats.storage.opening import is_url
 from safepoint.manager.errors import (
     CheckpointError,
     CorruptDataError,
@@ -22,6 +23,7 @@ from safepoint.manager.errors import (
 )
 from safepoint.manager.exporting import EXPORT_FORMATS, Exporting, export
 from safepoint.manager.opened import Opened, list_checkpoints, open_checkpoint
+from safepoint.manager.options import full_root
 from safepoint.manager.progress import QUIET, Progress
 from safepoint.manager.rewriting import Rewriting, chosen_mode
 
@@ -97,8 +99,9 @@ def convert(  # noqa: PLR0913 - options, by name
     is read back, and each leaf compared by its digest.
 
     Args:
-        source: a step or a root of ours; anything that `restore_foreign` reads; or a directory of such by step number.
-        destination: a root, made if need be; or, for `dcp` and `huggingface`, a new directory.
+        source: a step or a root of ours, by path or URL; anything that `restore_foreign` reads; or a directory of such
+            by step number.
+        destination: a root, made if need be, by path or URL; or, for `dcp` and `huggingface`, a new directory.
         format: one of `target_formats()`.
         mode: of the files of a step; "auto" is whole leaves.
         step: which step of a root; None for the latest; "all" for all of them, where a directory of others becomes one
@@ -123,8 +126,12 @@ def convert(  # noqa: PLR0913 - options, by name
         raise InvalidArgumentError(f"there is no format {format!r}", hint=f"Formats: {', '.join(target_formats())}.")
     if to_step is not None and (step == "all" or format in EXPORT_FORMATS):
         raise InvalidArgumentError("`to_step` is for one step that becomes one of a root", hint="Leave it away.")
-    target = os.path.abspath(os.fspath(destination))
+    target = full_root(os.fspath(destination))
     if format in EXPORT_FORMATS:
+        if is_url(target):
+            raise InvalidArgumentError(
+                f"the format {format} is written to a local directory", path=target, hint="Upload it from there."
+            )
         if mode != "auto":
             raise InvalidArgumentError(f"the format {format} has no modes", hint="Leave `mode` away.")
         chosen = Exporting(format=format, item=item, max_file_bytes=max_file_bytes)
@@ -166,7 +173,7 @@ class _Step:
         made = work.run(self.root, progress)
         return ConvertedStep(
             step=number,
-            path=os.path.join(self.root, str(number)),
+            path=f"{self.root}/{number}",
             files=made.files,
             num_bytes=made.record.num_bytes,
             outcome=made.outcome,

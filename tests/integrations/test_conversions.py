@@ -22,6 +22,7 @@ from safepoint.manager.foreign import restore_foreign
 from safepoint.manager.foreign_names import flat_names
 
 from support.command import flip_byte
+from support.interrupting import Interrupting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,25 +120,6 @@ def test_what_other_tools_wrote_becomes_any_kind(tmp_path: Path, kind: str, targ
 
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
-
-
-class Interrupting:
-    """Interrupts at the k-th piece of work."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def begin(self, what: str, total_bytes: int) -> None:
-        del what, total_bytes
-
-    def advance(self, num_bytes: int) -> None:
-        del num_bytes
-        self.left -= 1
-        if self.left < 0:
-            self.stop()
-
-    def stop(self) -> None:
-        raise KeyboardInterrupt
 
 
 def several_items(path: Path) -> None:
@@ -367,3 +349,9 @@ def test_two_conversions_to_one_name_are_told_apart(tmp_path: Path) -> None:
                 convert(tmp_path / "from", tmp_path / "to", format="dcp")
 
     assert convert(tmp_path / "from", tmp_path / "to", format="dcp", progress=Second(0)).steps[0].outcome == "written"
+
+
+def test_a_directory_of_others_is_not_written_to_a_url(tmp_path: Path) -> None:
+    ours(tmp_path / "from")
+    with pytest.raises(InvalidArgumentError, match="local directory"):
+        convert(tmp_path / "from", "memory://somewhere/x", format="dcp")

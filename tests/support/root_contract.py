@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from safepoint.formats.storage import open_storage
-from safepoint.manager import CheckpointManager, KeepLast
+from safepoint.manager import CheckpointManager, KeepLast, convert
 from safepoint.manager.copying import copy_steps
 from safepoint.manager.errors import (
     AsyncSaveError,
@@ -20,9 +20,12 @@ from safepoint.manager.errors import (
     StepNotFoundError,
     UnsupportedValueError,
 )
+from safepoint.manager.opened import list_checkpoints
 from safepoint.manager.pins import pin
 from safepoint.manager.removing import plan_sweep, remove_step, sweep
 from safepoint.manager.unsettled import read_marks
+
+from support.interrupting import Interrupting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,6 +211,25 @@ class RootContract:
             assert [version_of(manager.restore(step).state) for step in (1, 2)] == [1, 2]
             assert [version_of(other.restore(step).state) for step in (1, 2)] == [1, 2]
             assert other.latest_step() == 2
+
+    def test_a_step_is_converted_to_it_and_from_it_and_an_interrupted_conversion_goes_on(
+        self, root: str, tmp_path: Path
+    ) -> None:
+        items = {f"item{n}": {"w": torch.full((300,), float(n))} for n in range(3)}
+        local, back = str(tmp_path / "local"), str(tmp_path / "back")
+        with CheckpointManager(local) as manager:
+            manager.save(5, items, metrics={"loss": 1.0})
+        with self.open(root) as manager:
+            manager.save(1, items)
+        with pytest.raises(KeyboardInterrupt):
+            convert(local, root, format="torch", progress=Interrupting(2))
+        assert list_checkpoints(root) == [1]
+        assert convert(local, root, format="torch").steps[0].outcome == "resumed"
+        assert convert(local, root, format="torch").steps[0].outcome == "present"
+        assert list_checkpoints(root) == [1, 5]
+        assert [made.step for made in convert(root, back, step="all").steps] == [1, 5]
+        with CheckpointManager(back) as manager:
+            assert str(manager.restore(5).state) == str(items)
 
     def test_a_step_is_removed_on_request_and_leftovers_are_swept(self, root: str) -> None:
         self.save(root, 1, 2, 3)

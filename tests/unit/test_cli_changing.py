@@ -15,6 +15,7 @@ from safepoint.manager.pins import pinned_steps
 from safepoint.manager.verifying import verify_steps
 
 from support.command import commit_sharded, example_state, flip_byte, run, save_steps
+from support.interrupting import Interrupting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,22 +77,6 @@ def test_a_single_step_is_copied_behind_what_is_there(root: Path, tmp_path: Path
     assert run("verify", tmp_path / "other").code == 0
 
 
-class _Interrupting:
-    """Interrupts at the k-th block."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def begin(self, what: str, total_bytes: int) -> None:
-        del what, total_bytes
-
-    def advance(self, num_bytes: int) -> None:
-        del num_bytes
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
 def test_a_copy_interrupted_at_any_block_shows_whole_steps_only_and_goes_on(tmp_path: Path) -> None:
     for step in (1, 2):
         commit_sharded(tmp_path / "run", step, example_state(step))
@@ -99,7 +84,7 @@ def test_a_copy_interrupted_at_any_block_shows_whole_steps_only_and_goes_on(tmp_
     for at in range(8):
         destination = tmp_path / f"copy-{at}"
         with pytest.raises(KeyboardInterrupt):
-            copy_steps(source, destination, progress=_Interrupting(at))
+            copy_steps(source, destination, progress=Interrupting(at))
 
         assert verify_steps(LocalStorage(destination)) == []
         done = len(steps(destination))
