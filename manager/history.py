@@ -76,9 +76,13 @@ class History:
         """Return the history of a root, through a storage of its own, which no save shares."""
         return cls(open_storage(root, options), run=run)
 
+    def wants(self, event: Event) -> bool:
+        """Say whether this event makes a difference; from any thread."""
+        return isinstance(event, _KEPT) or (isinstance(event, SaveBegun) and not self._is_owner)
+
     def __call__(self, event: Event) -> None:
         """Note the event, and write what is due."""
-        if isinstance(event, SaveBegun):  # which nobody but the root's owner comes to
+        if isinstance(event, SaveBegun | SaveCommitted):  # which nobody but the root's owner comes to
             self._is_owner = True
         if isinstance(event, _KEPT):
             self._new.append(_line(event, self._run))

@@ -54,7 +54,7 @@ class Telling:
         """
         self._is_primary = coordinator.is_primary
         self._history = history
-        self._is_heard = history is not None or bool(observers)
+        self._has_observers = bool(observers)
         stream = EventStream([*([] if history is None else [history]), *observers])
         index, count = coordinator.process_index, coordinator.process_count
 
@@ -74,7 +74,7 @@ class Telling:
         """Tell of an event; returns at once, and never fails."""
         is_news = self._is_primary and isinstance(event, _NEWS)
         logger.log(logging.INFO if is_news else logging.DEBUG, "%s", event)
-        if self._is_heard:
+        if self._has_observers or (self._history is not None and self._history.wants(event)):
             self._pass_on(event)
 
     @contextmanager
