@@ -47,6 +47,16 @@ class FileContract:
         assert storage.size("f") == num_bytes
         assert storage.get("f", max_bytes=num_bytes) == data
 
+    def test_what_a_writer_reports_adds_up_to_the_file_or_is_nothing(self, storage: Storage) -> None:
+        told: list[int] = []
+        with storage.open_writer("f", num_bytes=20_001, block_bytes=4096) as writer:
+            writer.report_to(told.append)
+            writer.append(bytes(12_000))
+            writer.append(bytes(8_001))
+            writer.finish()
+        assert sum(told) in (0, 20_001)
+        assert all(num_bytes > 0 for num_bytes in told)
+
     def test_a_file_of_several_blocks_of_the_default_size(self, storage: Storage) -> None:
         data = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12_345, dtype=np.uint8)
         with storage.open_writer("f", num_bytes=data.nbytes) as writer:
