@@ -52,6 +52,7 @@ class SaveFacts:
         time: of the commit, in seconds since 1970; None where that is not known.
         is_there: whether it is still in the root.
         num_bytes: of its data; None where that is not known any more.
+        own_bytes: of these, what no step before it has, too.
         mode: who wrote, such as "sharded ×4"; "" where that is not known any more.
         format: of the files.
         metrics: for people.
@@ -71,6 +72,7 @@ class SaveFacts:
     time: float | None = None
     is_there: bool = True
     num_bytes: int | None = None
+    own_bytes: int = 0
     mode: str = ""
     format: str = ""
     metrics: str = ""
@@ -213,6 +215,7 @@ def _save(entry: RootEntry, told: Mapping[str, Any] | None) -> SaveFacts:
         run=record.run,
         time=as_time(record.created if told is None else told["time"]),  # the record's is in whole seconds
         num_bytes=record.num_bytes,
+        own_bytes=entry.own_bytes,
         mode=f"{record.mode} ×{record.process_count}",
         format=record.format,
         metrics=", ".join(f"{as_text(name)} {value:.4g}" for name, value in sorted(record.metrics.items())),

@@ -102,7 +102,7 @@ def _numbers(facts: RootFacts) -> Markup:
     numbers = [
         ("steps", f"{len(kept):,}"),
         ("latest", "none" if not kept else str(kept[-1].step)),
-        ("in all", size(sum(save.num_bytes or 0 for save in kept))),
+        ("on disk", size(sum(save.own_bytes for save in kept))),
         ("a save takes", duration(statistics.median(took)) if took else "unknown"),
         ("and holds up for", duration(statistics.median(blocked)) if blocked else "unknown"),
         ("faults seen", str(len(facts.faults))),

@@ -96,7 +96,10 @@ def _step_row(save: SaveFacts, *, has_policy: bool) -> list[str]:
     if not save.is_there:
         why = tag("i", "removed since")
     written = f"{save.mode}, {save.format}" if save.mode else ""
-    return [str(save.step), moment(save.time), size(save.num_bytes), written, save.metrics, took, held, why]
+    held_bytes = size(save.num_bytes)
+    if save.is_there and save.own_bytes != save.num_bytes:
+        held_bytes += f", {size(save.own_bytes)} its own"
+    return [str(save.step), moment(save.time), held_bytes, written, save.metrics, took, held, why]
 
 
 def runs_section(facts: RootFacts) -> Markup:

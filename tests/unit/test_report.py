@@ -108,6 +108,19 @@ def test_the_policy_is_the_one_that_the_latest_save_left_in_its_record(tmp_path:
     assert [save.kept for save in facts.kept] == [("every 2",), ("latest", "last 1")]
 
 
+def test_of_incremental_saves_it_is_told_what_is_their_own(tmp_path: Path) -> None:
+    state = {"frozen": torch.zeros(5000), "head": torch.zeros(10)}
+    with CheckpointManager(tmp_path, unchanged="link", mode="consolidated") as manager:
+        for step in (1, 2):
+            state["head"] += 1
+            manager.save(step, state)
+    first, second = facts_of(tmp_path).saves
+
+    assert first.own_bytes == first.num_bytes == second.num_bytes
+    assert second.own_bytes < 10_000
+    assert "kB its own" in page_of(tmp_path).text
+
+
 def test_damage_is_told_and_does_not_stop_the_report(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         commit_sharded(tmp_path / "run", step, {"w": torch.zeros(8, 2)})
