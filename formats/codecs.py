@@ -14,7 +14,7 @@ import numpy as np
 from safepoint.formats.errors import CorruptDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["CODECS", "ZSTD", "Codec"]
 
@@ -37,15 +37,17 @@ class Codec(Protocol):
         """How a zarr codec of this name is configured."""
         ...
 
-    def encode(self, data: memoryview) -> bytes:
-        """Return the bytes encoded; `data` are at least one."""
+    def encode(self, data: memoryview) -> Callable[[], bytes]:
+        """Begin to encode bytes, of which there is at least one, and return what waits for the encoded ones.
+
+        They must not change until then. Several may be under way at once.
+        """
         ...
 
-    def decode(self, data: memoryview, out: memoryview) -> None:
-        """Fill `out`, which is writable, with what `data` stand for.
+    def decode(self, data: memoryview, out: memoryview) -> Callable[[], None]:
+        """Begin to fill `out`, which is writable, with what `data` stand for, and return what waits for it.
 
-        Raises:
-            CorruptDataError: they stand for something else than as many bytes.
+        The latter raises CorruptDataError where they stand for something else than as many bytes.
         """
         ...
 
@@ -57,20 +59,29 @@ class _Zstd:
     configuration: Mapping[str, int] = MappingProxyType({"level": 1})
     max_ratio = 32_768  # a block of the frame is at most 128 KiB, and takes four bytes at least
 
-    def encode(self, data: memoryview) -> bytes:
+    def encode(self, data: memoryview) -> Callable[[], bytes]:
         store = self._array(len(data))
-        store.write(np.frombuffer(data, dtype=np.uint8), can_reference_source_data_indefinitely=True).result()
-        encoded: bytes = store.kvstore.read("c/0").result().value
-        return encoded
+        written = store.write(np.frombuffer(data, dtype=np.uint8), can_reference_source_data_indefinitely=True)
 
-    def decode(self, data: memoryview, out: memoryview) -> None:
+        def wait() -> bytes:
+            written.result()
+            encoded: bytes = store.kvstore.read("c/0").result().value
+            return encoded
+
+        return wait
+
+    def decode(self, data: memoryview, out: memoryview) -> Callable[[], None]:
         store = self._array(len(out))
         store.kvstore.write("c/0", bytes(data)).result()
-        target = _tensorstore().array(np.frombuffer(out, dtype=np.uint8), copy=False)
-        try:
-            target.write(store).result()
-        except ValueError as error:
-            raise CorruptDataError(f"the bytes cannot be decoded as {self.name}: {error}") from None
+        filled = _tensorstore().array(np.frombuffer(out, dtype=np.uint8), copy=False).write(store)
+
+        def wait() -> None:
+            try:
+                filled.result()
+            except ValueError as error:
+                raise CorruptDataError(f"the bytes cannot be decoded as {self.name}: {error}") from None
+
+        return wait
 
     def _array(self, num_bytes: int) -> Any:
         """Return an array of one chunk, in memory, which TensorStore encodes."""

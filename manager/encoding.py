@@ -1,11 +1,12 @@
 """Writing pieces that are encoded on the way: how long they get is known only then, and so where they lie.
 
-Encoded pieces are gathered, and written as a file when there are enough; no more than that, and one piece, is in memory
-beside the state. Knows no formats and no processes.
+Encoded pieces are gathered, and written as a file when there are enough, while the next ones are being encoded; no more
+than these is in memory beside the state. Knows no formats and no processes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,18 @@ from safepoint.manager.sources import byte_view
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from safepoint.formats.codecs import Codec
     from safepoint.formats.manifest import ShardEntry, TreePath
     from safepoint.formats.storage import Storage, WrittenFile
-    from safepoint.manager.sources import Source
+    from safepoint.manager.sources import PlannedPiece, Source
 
 __all__ = ["PACK_BYTES", "stored_pieces", "write_encoded"]
 
 PACK_BYTES = 64 << 20
-"""Of encoded pieces in one file, unless one alone is larger."""
+"""Of encoded pieces in one file, and of pieces that are being encoded, unless one alone is larger."""
+
+_MOST_AHEAD = 8
+"""How many pieces are encoded at once."""
 
 
 def stored_pieces(file: PlannedFile, source: Source | memoryview) -> Iterator[memoryview]:
@@ -82,8 +87,7 @@ def write_encoded(
         count += 1
         pack.clear()
 
-    for piece, data in zip(file.pieces, stored, strict=True):
-        encoded = pack.codec.encode(data)
+    for piece, num_bytes, encoded in _encoded_ahead(pack.codec, file.pieces, stored):
         if pack.parts and pack.num_bytes + len(encoded) > PACK_BYTES:
             write_pack()
         path, entry = next(entries[piece.is_copy])
@@ -91,10 +95,32 @@ def write_encoded(
         place = replace(entry, file=number + count, offset=offset, num_bytes=len(encoded), codec=pack.codec.name)
         (copies if piece.is_copy else shards).append((path, place))
         if progress is not None:
-            progress(len(data))
+            progress(num_bytes)
     if pack.parts:
         write_pack()
     return tuple(shards), tuple(copies)
+
+
+def _encoded_ahead(
+    codec: Codec, pieces: Iterable[PlannedPiece], stored: Iterable[memoryview]
+) -> Iterator[tuple[PlannedPiece, int, bytes]]:
+    """Yield each piece with its bytes encoded, and how many they were; the next ones are under way meanwhile."""
+    waiting: deque[tuple[PlannedPiece, memoryview, Callable[[], bytes]]] = deque()
+    under_way = 0
+
+    def first() -> tuple[PlannedPiece, int, bytes]:
+        nonlocal under_way
+        piece, data, wait = waiting.popleft()
+        under_way -= len(data)
+        return piece, len(data), wait()
+
+    for piece, data in zip(pieces, stored, strict=True):
+        while waiting and (len(waiting) >= _MOST_AHEAD or under_way + len(data) > PACK_BYTES):
+            yield first()
+        waiting.append((piece, data, codec.encode(data)))
+        under_way += len(data)
+    while waiting:
+        yield first()
 
 
 class _Pack:

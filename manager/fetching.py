@@ -101,6 +101,9 @@ def fetch_leaves(
             return num_bytes
         num_bytes += read_segments(storage, prefix, manifest.files, segments, progress=progress)
         for read in batch:
+            if isinstance(read, _Encoded):
+                read.begin()
+        for read in batch:
             read.deliver()
         for leaf in complete:
             leaf.finish()
@@ -158,23 +161,31 @@ class _Encoded:
     memory: torch.Tensor
     buffer_bytes: int
     segments: list[ReadSegment]
+    decoded: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    wait: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Begin to decode what was read."""
+        shard = self.fetch.shard
+        num_bytes = shard.stored_region.num_elements * ITEM_BYTES[self.fetch.entry.dtype]
+        self.decoded = torch.empty(num_bytes, dtype=torch.uint8)
+        self.wait = CODECS[str(shard.codec)].decode(byte_view(self.memory), byte_view(self.decoded))
 
     def deliver(self) -> None:
-        """Decode, hand the wanted part to the leaf, and let the buffers go."""
-        shard, leaf = self.fetch.shard, self.fetch.leaf
-        stored = shard.stored_region
-        dtype = self.fetch.entry.dtype
-        memory = torch.empty(stored.num_elements * ITEM_BYTES[dtype], dtype=torch.uint8)
+        """Wait until it is decoded, hand the wanted part to the leaf, and let the buffers go."""
+        leaf, stored = self.fetch.leaf, self.fetch.shard.stored_region
+        assert self.wait is not None
         try:
-            CODECS[str(shard.codec)].decode(byte_view(self.memory), byte_view(memory))
+            self.wait()
         except CorruptDataError as error:
             error.target_modified = True
             raise error.with_context(leaf=leaf.name) from None
-        data = memory.view(torch_dtype(dtype)).reshape(stored.shape)
+        data = self.decoded.view(torch_dtype(self.fetch.entry.dtype)).reshape(stored.shape)
         if stored != self.fetch.common:
             data = raw_view(data)[self.fetch.common.slices_in(stored)].contiguous().view(data.dtype)
         leaf.write(self.fetch.common, data)
-        self.memory = torch.empty(0)
+        self.memory = self.decoded = torch.empty(0)
+        self.wait = None
         self.segments = []
 
 

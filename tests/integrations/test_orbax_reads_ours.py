@@ -75,11 +75,14 @@ def test_every_reader_of_orbax_restores_what_some_processes_saved(
     for item, leaves in expected_items().items():
         path = str(step / item)
         assert (step / item / "manifest.ocdbt").exists() == (item == "blocks" or file_format == "orbax_zstd")
-        by_standard, by_pytree, on_mesh = run_orbax(
-            {"do": "standard", "path": path}, {"do": "pytree", "path": path}, mesh_request(path, leaves)
+        by_standard, by_pytree, by_load, on_mesh = run_orbax(
+            {"do": "standard", "path": path},
+            {"do": "pytree", "path": path},
+            {"do": "v1_item", "path": str(step), "item": item},
+            mesh_request(path, leaves),
         )
         wanted = {name: leaf_of(leaf) for name, leaf in leaves.items()}
-        for answer in (by_standard, by_pytree, whole[item]):
+        for answer in (by_standard, by_pytree, by_load, whole[item]):
             assert found(answer) == wanted
         # JAX has no float64 but by an option of its own.
         assert {name: leaf for name, leaf in found(on_mesh).items() if wanted[name][0] != "float64"} == {

@@ -155,6 +155,13 @@ def v1(path: str) -> Any:
     return {name: _describe(item) for name, item in ocp.load_checkpointables(path).items()}
 
 
+def v1_item(path: str, item: str) -> Any:
+    """Load one item of a step by the v1 interface."""
+    import orbax.checkpoint.experimental.v1 as ocp  # noqa: PLC0415
+
+    return _describe(ocp.load(path, checkpointable_name=item))
+
+
 def manager(root: str, step: int | None = None) -> Any:
     """Look at a root and restore a step by CheckpointManager."""
     import orbax.checkpoint as ocp  # noqa: PLC0415

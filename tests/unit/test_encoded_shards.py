@@ -107,7 +107,7 @@ def test_encoded_pieces_are_gathered_into_files_of_bounded_size(
 def test_bytes_that_their_digests_confirm_and_that_are_no_encoding_are_an_error_of_the_leaf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("safepoint.formats.codecs._Zstd.encode", lambda *_: b"nonsense")
+    monkeypatch.setattr("safepoint.formats.codecs._Zstd.encode", lambda *_: lambda: b"nonsense")
     with CheckpointManager(tmp_path, format="orbax_zstd") as manager:
         manager.save(1, {"x": {"w": torch.ones(4)}})
         with pytest.raises(CorruptDataError, match="cannot be decoded") as caught:
