@@ -233,7 +233,10 @@ class LinkedWrite:
         if found is None:
             return None
         done = [takeover for takeover in found.takeovers if self._link_one(found, found.base.files[takeover.file])]
-        return replace(found, takeovers=tuple(done)) if done else None
+        if not done:
+            self.memory.reason = self.memory.reason or NOTHING_SHARED
+            return None
+        return replace(found, takeovers=tuple(done))
 
     def _link_one(self, found: Found, file: FileEntry) -> bool:
         if self.memory.is_refused:

@@ -199,7 +199,19 @@ def test_what_is_gone_by_the_time_of_the_save_is_written(tmp_path: Path, loss: s
         assert manager.verify(2) == []
     if blocking and loss == "step":
         assert result.full_reason == "the step to link from is gone"
+    if loss != "step":
+        assert (root / "2").joinpath("manifest.json").read_text().count('"links":1') == 1  # the other file
     assert not any(path.is_symlink() for path in (root / "2").rglob("*"))
+
+
+def test_a_base_of_which_no_file_is_left_is_told(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        settle(manager)
+        for path in (tmp_path / "1").rglob("*.safetensors"):
+            path.unlink()
+        assert "no file of the step before" in manager.save(2, make_state(2)).full_reason
+        check(manager, 2)
 
 
 def test_a_base_that_cannot_be_read_costs_no_save(
