@@ -178,7 +178,7 @@ def admit(
 
 def find_step(committer: Committer, step: int) -> CommittedStep | None:
     """Return the committed step of this number, if there is one."""
-    return next((item for item in committer.list_steps() if item.record.step == step), None)
+    return next(iter(committer.listing_of(step).steps), None)
 
 
 def _step_exists(existing: CommittedStep, lineage: Lineage, root: str) -> StepExistsError:

@@ -143,7 +143,7 @@ class Committer(StepReader):
 
     def _check_name_is_free(self, step: int) -> None:
         """Refuse early what `publish` could not replace."""
-        listing = self.listing()
+        listing = self.listing_of(step)
         name = str(step)
         if name not in listing.occupied or name in listing.tombstones:
             return

@@ -97,7 +97,7 @@ class RenameCommit(CommitProtocol):
             # A replaced step that is listed as `.old-` leaves the name free already.
             target = f"{name}.old-{record.attempt}"
             return target if replaced.prefix == name and self._storage.rename_dir(name, target) else None
-        listing = self._reader.listing()
+        listing = self._reader.listing_of(record.step)
         if name in listing.tombstones:  # of a save by markers that was given up here
             sweeping.to_trash(self._storage, name, record.attempt)
             return None

@@ -199,7 +199,9 @@ class RecordCache:
                 self._known = {name: known for name, known in self._known.items() if name in present}
 
 
-def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | None = None) -> Listing:
+def read_listing(
+    storage: Storage, cache: RecordCache, *, process_index: int | None = None, only: int | None = None
+) -> Listing:
     """Look at the root and return what is there.
 
     Neither times nor the order of names matter. Directories may come and go meanwhile: each is listed or not.
@@ -208,6 +210,7 @@ def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | N
         storage: of the root.
         cache: of its records.
         process_index: whose root it is, where processes have roots of their own: steps of others are problems.
+        only: the step to look for; the records of others are not read.
     """
     steps: dict[int, CommittedStep] = {}
     old: dict[int, list[CommittedStep]] = {}
@@ -216,6 +219,8 @@ def read_listing(storage: Storage, cache: RecordCache, *, process_index: int | N
     cache.keep_only(entry.name for entry in entries)
     tombstones: dict[str, Tombstone] = {}
     named = [(entry, name) for entry in entries if (name := parse_name(entry.name)) is not None and name.kind in _STEPS]
+    if only is not None:
+        named = [(entry, name) for entry, name in named if name.step == only]
     occupied = frozenset(entry.name for entry, name in named if name.kind == "step")
     named = [(entry, name) for entry, name in named if entry.is_dir]
     for (entry, name), read in zip(named, _read_all(storage, cache, named), strict=True):

@@ -46,6 +46,10 @@ class StepReader:
         with paused_collection():
             return read_listing(self._storage, self._cache, process_index=self._private_to)
 
+    def listing_of(self, step: int) -> Listing:
+        """Return one look at what has the name of one step, which reads no record of others."""
+        return read_listing(self._storage, self._cache, process_index=self._private_to, only=step)
+
     def list_steps(self) -> list[CommittedStep]:
         """Return the committed steps, ascending by sequence: the last one is the latest."""
         return list(self.listing().steps)
