@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.errors import InvalidArgumentError
 from safepoint.manager.integrations.lightning_state import owed_metrics, pay, trainer_state
-from safepoint.manager.integrations.requiring import MissingPackageError
+from safepoint.manager.integrations.requiring import missing_package
 from safepoint.manager.rng import RNGState
 
 try:
     from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 except ModuleNotFoundError as error:
-    raise MissingPackageError.of(error, extra="lightning") from error
+    raise missing_package(error, extra="lightning") from error
 
 if TYPE_CHECKING:
     import os

@@ -19,7 +19,7 @@ from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.coordination.detect import ALONE
 from safepoint.manager.errors import InvalidArgumentError, RootInUseError, StepNotFoundError
 from safepoint.manager.foreign import restore_foreign
-from safepoint.manager.integrations.requiring import MissingPackageError
+from safepoint.manager.integrations.requiring import missing_package
 from safepoint.manager.options import is_step
 from safepoint.manager.pins import CONTROL_DIR
 from safepoint.manager.policies import KeepLast
@@ -27,7 +27,7 @@ from safepoint.manager.policies import KeepLast
 try:
     from lightning.fabric.plugins import CheckpointIO, XLACheckpointIO
 except ModuleNotFoundError as error:
-    raise MissingPackageError.of(error, extra="lightning") from error
+    raise missing_package(error, extra="lightning") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from safepoint.manager.errors import CheckpointError
+from safepoint.manager.errors import MissingPackageError
 
-__all__ = ["MissingPackageError"]
+__all__ = ["missing_package"]
 
 
-class MissingPackageError(CheckpointError, ModuleNotFoundError):
-    """A package that an integration is for is not installed."""
+def missing_package(error: ModuleNotFoundError, *, extra: str) -> MissingPackageError:
+    """Return the error of a failed import.
 
-    def __init__(self, message: str, **context: object) -> None:
-        CheckpointError.__init__(self, message, **context)  # type: ignore[arg-type]  # its own keyword arguments
-
-    @classmethod
-    def of(cls, error: ModuleNotFoundError, *, extra: str) -> MissingPackageError:
-        """Return the error of a failed import.
-
-        Args:
-            error: what Python raised.
-            extra: of safepoint, that installs the package.
-        """
-        return cls(
-            f"safepoint's integration needs the package {error.name!r}, which is not installed",
-            hint=f"pip install 'safepoint[{extra}]'",
-        )
-
-    def __str__(self) -> str:
-        return CheckpointError.__str__(self)
+    Args:
+        error: what Python raised.
+        extra: of safepoint, that installs the package.
+    """
+    missing: MissingPackageError = MissingPackageError(
+        f"this integration needs the package {error.name!r}, which is not installed",
+        hint=f"pip install 'safepoint[{extra}]'",
+    )
+    return missing

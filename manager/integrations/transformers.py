@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.errors import InvalidArgumentError
-from safepoint.manager.integrations.requiring import MissingPackageError
+from safepoint.manager.integrations.requiring import missing_package
 from safepoint.manager.per_process import PerProcess
 from safepoint.manager.rng import RNGState
 
@@ -24,7 +24,7 @@ try:
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState, TrainerState
 except ModuleNotFoundError as error:
-    raise MissingPackageError.of(error, extra="huggingface") from error
+    raise missing_package(error, extra="huggingface") from error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

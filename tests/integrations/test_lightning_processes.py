@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 if importlib.util.find_spec("lightning") is None:
     pytest.skip("lightning is not installed", allow_module_level=True)
+if importlib.util.find_spec("torch_xla") is not None:
+    pytest.skip("once is enough; with torch_xla: tests/xla/test_lightning_xla.py", allow_module_level=True)
 
 CASE_SECS = 110.0  # a member imports lightning first
 

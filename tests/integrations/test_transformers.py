@@ -64,7 +64,7 @@ def test_a_training_goes_on_bit_for_bit_from_inside_and_from_the_end_of_an_epoch
     assert losses_of(whole) == losses_of(plain)
     per_epoch = whole.state.max_steps // 2
 
-    for step in (per_epoch - 1, per_epoch, per_epoch + 1):
+    for step in (per_epoch - 1, per_epoch):
         shutil.copytree(tmp_path / "whole", tmp_path / str(step))
         callback = SafepointCallback(tmp_path / str(step), save_every=100)
         again = train(tmp_path, callback, step=step, **choices)

@@ -49,7 +49,7 @@ def test_trainer_and_strategies_on_an_xla_device(tmp_path: Path) -> None:
     assert told["strategy"] == "SingleDeviceXLAStrategy"
     assert told["resumed_from"] == 8
     assert told["resumed"] == told["whole"][8:], "the resumed run goes on bit for bit"
-    steps_and_rates = [(step, rate) for step, _, rate in told["whole"][12:]]  # Lightning keeps no random state
+    steps_and_rates = [(step, rate) for step, _, rate in told["whole"][6:]]  # Lightning keeps no random state
     assert [(step, rate) for step, _, rate in told["from_checkpoint"]] == steps_and_rates
     for kind in ("fabric", "trainer"):
         assert told[kind] == {
@@ -91,7 +91,7 @@ def fits(root: str) -> dict[str, Any]:
 
     from support.lightning_runs import fit
 
-    on_xla: dict[str, Any] = {"accelerator": "tpu", "devices": 1}
+    on_xla: dict[str, Any] = {"accelerator": "tpu", "devices": 1, "max_epochs": 2}
     saver = ModelCheckpoint(f"{root}/own", save_top_k=-1, every_n_epochs=1)
     whole, trainer, _ = fit(
         f"{root}/run",
@@ -103,7 +103,7 @@ def fits(root: str) -> dict[str, Any]:
     resumed, _, callback = fit(f"{root}/run", safepoint={"resume": 8}, **on_xla)
     assert callback is not None
     assert callback.restored is not None
-    (path,) = [str(path) for path in Path(f"{root}/own").iterdir() if path.name.startswith("epoch=1")]
+    (path,) = [str(path) for path in Path(f"{root}/own").iterdir() if path.name.startswith("epoch=0")]
     again, _, _ = fit(None, plugins=[SafepointXLACheckpointIO()], ckpt_path=path, **on_xla)
     return {
         "strategy": type(trainer.strategy).__name__,
