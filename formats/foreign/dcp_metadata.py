@@ -143,7 +143,7 @@ def _place(name: str, info: Record, path: str) -> StoredPart:
 
 def _tensor(name: str, stored: Record, places: Mapping[tuple[int, ...] | None, StoredPart]) -> StoredTensor:
     shape = tuple(stored.state["size"])
-    dtype = _dtype(stored.state["properties"])
+    dtype = _dtype(stored.state["properties"], name)
     parts = []
     for chunk in stored.state["chunks"]:
         offsets = tuple(chunk.state["offsets"])
@@ -156,10 +156,10 @@ def _tensor(name: str, stored: Record, places: Mapping[tuple[int, ...] | None, S
     return StoredTensor(dtype=dtype, shape=shape, parts=tuple(parts))
 
 
-def _dtype(properties: Record) -> str:
+def _dtype(properties: Record, leaf: str) -> str:
     state = properties.state.get("state")
     name = state[0] if isinstance(state, tuple) else properties.state.get("dtype")
     text = getattr(name, "text", "").removeprefix("torch.")
     if text not in ITEM_BYTES:
-        raise UnsupportedValueError(f"a tensor has the dtype {text!r}")
+        raise UnsupportedValueError(f"a tensor has the dtype {text!r}", leaf=leaf)
     return str(text)

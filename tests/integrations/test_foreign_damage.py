@@ -34,7 +34,7 @@ def damages(data: bytes, seed: str) -> Iterator[bytes]:
     drawn = random.Random(seed)  # noqa: S311 - the same damages each time
     for keep in {0, 1, 3, 8, len(data) // 3, len(data) // 2, len(data) - 30, len(data) - 1}:
         yield data[: max(keep, 0)]
-    for _ in range(40):
+    for _ in range(20):
         changed = bytearray(data)
         start = drawn.randrange(len(data))
         for position in range(start, min(len(data), start + drawn.choice((1, 1, 4)))):

@@ -68,6 +68,7 @@ def main(folder: Path) -> None:
     import torch_xla.core.xla_model as xm
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
+    from torch_xla.distributed.fsdp import consolidate_sharded_model_checkpoints
     from torch_xla.experimental.distributed_checkpoint import CheckpointManager as Theirs
 
     from safepoint.manager import Cast, convert, restore_foreign
@@ -117,6 +118,14 @@ def main(folder: Path) -> None:
     restore_foreign(SHARED / "xlafsdp" / "flattened", {"model": model}, items=["model"], adapt=[Cast()])
     torch_xla.sync(wait=True)
     assert torch.equal(model[0].weight.cpu(), torch.arange(15.0).reshape(3, 5) / 8)
+    # And as torch_xla itself puts them together.
+    for kind in ("flattened", "parameters", "rows"):
+        wanted, _ = consolidate_sharded_model_checkpoints(f"{SHARED}/xlafsdp/{kind}/checkpoint", save_model=False)
+        found = restore_foreign(SHARED / "xlafsdp" / kind).state["model"]
+        assert found.keys() == wanted.keys()
+        assert all(
+            torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in wanted.items()
+        )
     dist.destroy_process_group()
 
 
