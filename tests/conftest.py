@@ -28,6 +28,12 @@ settings.load_profile("short")  # by hand: --hypothesis-profile=long
 os.environ.setdefault("PJRT_DEVICE", "CPU")  # read when torch_xla is first imported, here or in a process of a test
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--s3-address", help="host:port of a server of S3 with a bucket `contract`, to be used instead of moto's"
+    )
+
+
 @pytest.fixture(scope="session")
 def process_pool() -> Iterator[ProcessPool]:
     """Four processes, started when a case first needs them; cases on one to four run in it."""

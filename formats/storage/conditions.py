@@ -16,24 +16,33 @@ if TYPE_CHECKING:
 
 __all__ = ["require_conditional_writes"]
 
+_MAX_BYTES = 4096
+
 
 def require_conditional_writes(storage: Storage, path: str) -> None:
-    """Create the small file `path` twice; it stays. The second try, and every later one, must find it taken.
+    """Create the small file `path` twice, and replace it; it stays.
+
+    The second try to create it, and every later one, must find it taken, and a version that was just read must do.
 
     Args:
         storage: to be tried.
         path: used for this alone.
 
     Raises:
-        StorageError: EOPNOTSUPP when the store created what was there already.
+        StorageError: EOPNOTSUPP when the store created what was there already, or refuses conditions that hold.
     """
-    for _ in range(2):
-        if not storage.put_if_absent(path, secrets.token_bytes(16)):
-            return
-    raise StorageError(
-        "this store does not keep conditions: it created an object that was there already",
-        path=storage.describe(path),
-        errno=errno.EOPNOTSUPP,
-        hint="Checkpoints would not be safe in it. Use a server that keeps `If-None-Match: *` (Amazon S3, Google Cloud "
-        "Storage, MinIO and Ceph in newer releases), or a local root.",
-    )
+    if all(storage.put_if_absent(path, _content()) for _ in range(2)):
+        raise StorageError(
+            "this store does not keep conditions: it created an object that was there already",
+            path=storage.describe(path),
+            errno=errno.EOPNOTSUPP,
+            hint="Checkpoints would not be safe in it. Use a server that keeps `If-None-Match: *` (Amazon S3, Google "
+            "Cloud Storage, MinIO and Ceph in newer releases), or a local root.",
+        )
+    found = storage.read_versioned(path, max_bytes=_MAX_BYTES)
+    if found is not None:  # False: another process does the same, which proves it as well
+        storage.put_if_unchanged(path, _content(), found.version)
+
+
+def _content() -> bytes:
+    return secrets.token_bytes(16)

@@ -185,7 +185,16 @@ class ObjectStorage(Storage):
         found = self._client.read(path)
         if found is None:
             self._check_bucket()
-        return found is not None and found.data == data
+            return False
+        if found.version != version:
+            return found.data == data
+        raise StorageError(
+            "cannot write: the store refuses a condition that holds",
+            path=self.describe(path),
+            errno=errno.EOPNOTSUPP,
+            hint="It does not keep `If-Match` on writes: use another server, or a newer release of it. (Ceph 16 takes "
+            "the quotes of an entity tag for a part of it.)",
+        )
 
     @override
     def delete_if_unchanged(self, path: str, version: Hashable) -> bool:

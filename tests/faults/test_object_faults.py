@@ -6,7 +6,6 @@ import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,12 +16,13 @@ from safepoint.formats.storage import ObjectStorage, Storage, StorageOptions, op
 from safepoint.formats.storage.conditions import require_conditional_writes
 
 from support.fault_proxy import FaultProxy, Kind, reads, s3_error, writes
-from support.http_proxy import Exchange, Reply
-from support.object_servers import ObjectServer, environment_of
+from support.http_proxy import Reply
 from support.storage_contract import failed_with, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from support.object_servers import ObjectServer
 
 
 DEADLINE_SECS = 0.5
@@ -49,7 +49,7 @@ def bad(object_server: ObjectServer, unused_prefix: str, monkeypatch: pytest.Mon
     straight = open_storage(url)
     straight.make_dir("")  # connects while the environment still leads there
     with FaultProxy(object_server.address) as proxy:
-        for name, value in environment_of(object_server.scheme, proxy.address).items():
+        for name, value in object_server.through(proxy.address).items():
             monkeypatch.setenv(name, value)
         yield Bad(proxy=proxy, url=url, straight=straight)
 
@@ -323,51 +323,12 @@ def test_a_server_that_keeps_no_conditions_is_refused(
     assert "If-None-Match" in (error.hint or "")
 
 
-class SmallPages(FaultProxy):
-    """Lists ten objects on a page, and may refuse all pages but the first."""
-
-    refusal: Reply | None = None
-
-    def answer(self, exchange: Exchange) -> Reply | None:
-        query = exchange.query
-        if not (reads(exchange) and ("list-type" in query or exchange.path.endswith("/o"))):
-            return super().answer(exchange)
-        if self.refusal is not None and ("pageToken" in query or "continuation-token" in query):
-            return self.refusal
-        return exchange.forward(method="GET", target=f"{exchange.target}&maxResults=10&max-keys=10")
-
-
-@pytest.fixture
-def paged(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallPages]:
-    with SmallPages(object_server.address) as proxy:
-        for name, value in environment_of(object_server.scheme, proxy.address).items():
-            monkeypatch.setenv(name, value)
-        yield proxy
-
-
-@pytest.mark.usefixtures("paged")
-def test_listings_of_several_pages_are_whole(object_server: ObjectServer, unused_prefix: str) -> None:
-    storage = open_storage(object_server.url(unused_prefix))
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: storage.put(f"{number % 40}/é {number}", b""), range(55)))
-    assert names(storage) == {str(number) for number in range(40)}
-    assert names(storage, "3") == {"é 3", "é 43"}
-    storage.delete_tree("3")
-    assert names(storage) == {str(number) for number in range(40)} - {"3"}
-
-
-def test_no_listing_ends_silently_at_a_page_that_was_refused(
-    object_server: ObjectServer, unused_prefix: str, paged: SmallPages
-) -> None:
-    storage = open_storage(object_server.url(unused_prefix))
-    for number in range(25):
-        storage.put(f"{number}/f", b"")
-    for status in (401, 403):
-        paged.refusal = Reply(status=status, body=b'{"error": {"code": 401}}')
-        found = None
-        with suppress(StorageError):
-            found = names(storage)
-        assert found in (None, {str(number) for number in range(25)})
+def test_a_server_that_refuses_conditions_that_hold_is_refused(s3: ObjectServer, unused_prefix: str) -> None:
+    with FaultProxy(s3.address) as proxy:
+        storage = open_storage(s3.url(unused_prefix), StorageOptions(endpoint=proxy.url))
+        proxy.fail(Reply(status=412), lambda exchange: "if-match" in exchange.headers, times=1000)
+        error = failed_with(errno.EOPNOTSUPP, lambda: require_conditional_writes(storage, "conditions"))
+    assert "If-Match" in (error.hint or "")
 
 
 def test_who_may_not_list_sees_no_empty_root(bad: Bad) -> None:

@@ -37,7 +37,8 @@ class Exchange:
     def __init__(self, handler: BaseHTTPRequestHandler, target: str) -> None:
         self.method = handler.command
         self.target = handler.path
-        self.headers = {name: value for name, value in handler.headers.items() if name.lower() not in _HOP_BY_HOP}
+        found = {name.lower(): value for name, value in handler.headers.items()}
+        self.headers = {name: value for name, value in found.items() if name not in _HOP_BY_HOP}
         self._handler = handler
         self._server = target
         self._body: bytes | None = None

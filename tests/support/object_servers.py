@@ -22,7 +22,7 @@ from support.gcs_conditions import GcsConditions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BUCKET", "ObjectServer", "environment_of", "gcs_server", "s3_server"]
+__all__ = ["BUCKET", "ObjectServer", "environment_of", "gcs_server", "s3_elsewhere", "s3_server"]
 
 BUCKET = "contract"
 _START_SECS = 30.0
@@ -45,6 +45,10 @@ class ObjectServer:
     bare_address: str
     environment: dict[str, str]
 
+    def through(self, address: str) -> dict[str, str]:
+        """Return the environment for clients that come by a proxy at `address`."""
+        return {name: value.replace(self.address, address) for name, value in self.environment.items()}
+
     def url(self, prefix: str, *, bucket: str = BUCKET) -> str:
         return f"{self.scheme}://{bucket}/{prefix}"
 
@@ -62,6 +66,14 @@ def s3_server() -> Iterator[ObjectServer]:
         yield ObjectServer(
             scheme="s3", address=address, bare_address=address, environment=environment_of("s3", address)
         )
+
+
+def s3_elsewhere(address: str) -> ObjectServer:
+    """Return a server that runs already and has the bucket; credentials are those of this process."""
+    environment = environment_of("s3", address)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        environment[name] = os.environ[name]
+    return ObjectServer(scheme="s3", address=address, bare_address=address, environment=environment)
 
 
 @contextmanager
