@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from safepoint.formats.registry import format_names
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import LocalStorage, open_storage
+from safepoint.formats.storage.conditions import require_conditional_writes
 from safepoint.formats.storage.local_file import allows_direct
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.owner import current_holder
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Finding", "diagnose_machine", "diagnose_root"]
+    from safepoint.formats.storage import Storage
+
+__all__ = ["Finding", "diagnose_machine", "diagnose_root", "diagnose_url"]
 
 _PACKAGES = ("safepoint", "torch", "torch_xla", "numpy", "xxhash", "safetensors", "tensorstore")
 _OPTIONAL = ("torch_xla", "safetensors")
@@ -100,7 +103,7 @@ def diagnose_root(root: Path) -> Iterator[Finding]:
         yield Finding(name="root", level="problem", text=f"{place} is not a directory")
         return
     if place == root:
-        yield from _content(root)
+        yield from _content(LocalStorage(root))
     else:
         yield Finding(name="root", level="ok", text=f"not there yet; it would be made in {place}", data=str(place))
     yield Finding(name="file system", level="ok", text=_file_system(place), data=_file_system(place))
@@ -113,11 +116,38 @@ def diagnose_root(root: Path) -> Iterator[Finding]:
     yield from _write_probe(storage)
 
 
-def _content(root: Path) -> Iterator[Finding]:
-    storage = LocalStorage(root)
+def diagnose_url(root: str) -> Iterator[Finding]:
+    """Yield what lies in a root by URL, who owns it, whether its store keeps conditions, and how fast it takes a file.
+
+    Raises:
+        InvalidArgumentError: the URL names no storage.
+    """
+    storage = open_storage(root)
+    try:
+        storage.make_dir("")
+    except CheckpointError as error:
+        yield Finding(name="root", level="problem", text=str(error))
+        return
+    yield from _content(storage)
+    name = f".safepoint-doctor-{secrets.token_hex(8)}"
+    try:
+        rate = _write(storage, f"{name}/probe")
+        yield Finding(name="writable", level="ok", text="yes", data=True)
+        require_conditional_writes(storage, f"{name}/conditions")
+        yield Finding(name="conditions", level="ok", text="kept", data=True)
+        text = f"{rate / 1e6:,.0f} MB/s, {_PROBE_BYTES >> 20} MiB in one piece"
+        yield Finding(name="write speed", level="ok", text=text, data=round(rate))
+    except CheckpointError as error:
+        yield Finding(name="writable", level="problem", text=str(error), data=False)
+    finally:
+        with suppress(CheckpointError):  # told already
+            storage.delete_tree(name)
+
+
+def _content(storage: Storage) -> Iterator[Finding]:
     try:
         shown = overview(storage)
-        holder = current_holder(root)
+        holder = current_holder(storage.root if isinstance(storage, LocalStorage) else storage)
     except CheckpointError as error:
         yield Finding(name="root", level="problem", text=str(error))
         return
@@ -170,7 +200,7 @@ def _write_probe(storage: LocalStorage) -> Iterator[Finding]:
             storage.delete_tree(name)
 
 
-def _write(storage: LocalStorage, path: str) -> float:
+def _write(storage: Storage, path: str) -> float:
     """Write a file, durably, and return the bytes in a second."""
     block = memoryview(os.urandom(_PROBE_PIECE))
     started = time.monotonic()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer looks the types of arguments up
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from safepoint.formats.storage.opening import is_url
 from safepoint.manager.cli.arguments import AsJson  # noqa: TC001 - typer looks it up
 from safepoint.manager.cli.output import PROBLEM, new_table, print_json, print_table, reporting, safe
 from safepoint.manager.cli.trying import try_save
-from safepoint.manager.diagnosing import diagnose_machine, diagnose_root
+from safepoint.manager.diagnosing import diagnose_machine, diagnose_root, diagnose_url
+from safepoint.manager.options import full_root
 
 __all__ = ["doctor_command"]
 
@@ -21,7 +23,7 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
 @reporting
 def doctor_command(
     root: Annotated[
-        Path | None, typer.Argument(help="Root to look at, there or not; none: the machine only.", show_default=False)
+        str | None, typer.Argument(help="Root to look at, there or not; none: the machine only.", show_default=False)
     ] = None,
     *,
     as_json: AsJson = False,
@@ -38,9 +40,9 @@ def doctor_command(
     """
     findings = list(diagnose_machine())
     if root is not None:
-        findings += diagnose_root(root.absolute())
+        findings += diagnose_url(root) if is_url(root) else diagnose_root(Path(root).absolute())
         if not any(one.name == "writable" and one.level == "problem" for one in findings):
-            findings.append(try_save(root.absolute()))
+            findings.append(try_save(full_root(root)))
     failed = any(one.level == "problem" for one in findings)
     if as_json:
         print_json(

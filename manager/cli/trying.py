@@ -5,32 +5,28 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
-from safepoint.formats.storage import LocalStorage
+from safepoint.formats.storage import open_storage
+from safepoint.formats.storage.opening import is_url
 from safepoint.manager.checkpoint_manager import CheckpointManager
 from safepoint.manager.diagnosing import Finding
 from safepoint.manager.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 __all__ = ["try_save"]
 
 
-def try_save(root: Path) -> Finding:
+def try_save(root: str) -> Finding:
     """Save to a directory beside the steps of a root (or where the root would be made), restore, and compare."""
-    place = root
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = root if is_url(root) else _existing(Path(root))
     name = f".safepoint-doctor-{secrets.token_hex(8)}"
     started = time.monotonic()
     state = {"weights": torch.arange(1000, dtype=torch.float32)}
     found = {"weights": torch.zeros(1000)}
     try:
-        with CheckpointManager(place / name) as manager:
+        with CheckpointManager(f"{place}/{name}") as manager:
             manager.save(0, state)
             manager.restore(0, found)
     except CheckpointError as error:
@@ -43,8 +39,14 @@ def try_save(root: Path) -> Finding:
     return Finding(name="a save", level="ok", text=f"works, restore included: {secs:.2f} s", data=True)
 
 
-def _remove(place: Path, name: str) -> None:
+def _existing(place: Path) -> str:
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return str(place)
+
+
+def _remove(place: str, name: str) -> None:
     try:
-        LocalStorage(place).delete_tree(name)
+        open_storage(place).delete_tree(name)
     except CheckpointError as error:
         logging.getLogger("safepoint").debug("cannot remove %s: %s", name, error)

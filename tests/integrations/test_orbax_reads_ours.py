@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from safepoint.formats.dtypes import ITEM_BYTES
+from safepoint.formats.storage import open_storage
 from safepoint.manager import CheckpointManager
+from safepoint.manager.copying import copy_steps
 from safepoint.manager.errors import CorruptDataError, UnsupportedValueError
+from safepoint.manager.step_reading import StepReader
 
 from support.matrix import cases
 from support.orbax_process import digest_of, needs_orbax, run_orbax
@@ -110,6 +113,35 @@ def test_the_manager_of_orbax_opens_our_root(
         assert found(answer["items"]["plain"]) == {"": leaf_of(torch.arange(20))}
         for item, leaves in expected_items().items():
             assert found(answer["items"][item]) == {name: leaf_of(leaf) for name, leaf in leaves.items()}
+
+
+@needs_orbax
+def test_orbax_reads_what_was_saved_in_a_bucket_once_it_is_copied_down(tmp_path: Path) -> None:
+    tensors = {"w": torch.arange(12.0).reshape(3, 4), "b": torch.ones(3, dtype=torch.bfloat16)}
+    bucket = "memory://orbax/run"
+    with CheckpointManager(bucket, format="orbax") as manager:
+        manager.save(7, {"x": tensors}, metrics={"loss": 1.0})
+    assert copy_steps(open_storage(bucket), tmp_path / "copied").copied == (7,)
+    (step,) = StepReader(open_storage(bucket)).list_steps()
+    download(bucket, step.files_prefix, tmp_path / "by a tool")
+    copied, as_it_lies = run_orbax(
+        {"do": "manager", "root": str(tmp_path / "copied")},
+        {"do": "standard", "path": str(tmp_path / "by a tool" / "x")},
+    )
+    expected = {name: leaf_of(tensor) for name, tensor in tensors.items()}
+    assert found(copied["items"]["x"]) == found(as_it_lies) == expected
+
+
+def download(url: str, below: str, target: Path) -> None:
+    """Copy as a tool does that knows nothing of steps."""
+    storage = open_storage(url)
+    for entry in storage.list(below):
+        path = f"{below}/{entry.name}"
+        if entry.is_dir:
+            download(url, path, target / entry.name)
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            (target / entry.name).write_bytes(storage.get(path, max_bytes=1 << 24))
 
 
 @needs_orbax

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_type
 
+from safepoint.formats.storage import StorageOptions
 from safepoint.manager import (
     AdaptationReport,
     Cast,
@@ -56,6 +57,8 @@ def opening(root: Path) -> None:
     CheckpointManager(root)
     CheckpointManager("runs/x", keep=kept, save_every=10, mode="sharded", deadline_secs=60, root_scope="per_process")
     CheckpointManager(root, unchanged="link")
+    CheckpointManager("gs://bucket/run", commit="marker", storage=StorageOptions(deadline_secs=30))
+    CheckpointManager(root, commit="copy")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     CheckpointManager(root, unchanged=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     CheckpointManager(root, mode="both")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     CheckpointManager(root, kepe=kept)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
