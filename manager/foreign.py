@@ -154,14 +154,15 @@ def _check_refused(checkpoint: ForeignCheckpoint, names: dict[str, Any], wanted:
     """Put texts for the objects that were not made: left over in the checkpoint, and refused where one is wanted."""
     if not checkpoint.refused:
         return
-    asked = {display_path(at) for at in wanted}
+    asked = {display_path(at) for at in wanted if at}
     old = {id(value): name for name, value in flat_names(checkpoint.tree).items() if isinstance(value, Refused)}
     for name, value in names.items():
         if isinstance(value, Refused):
-            if any(
-                name == one or name.startswith(f"{one}.") for one in asked if one in (name, name.rpartition(".")[0])
-            ):
-                raise checkpoint.refusal(old[id(value)])
+            found = old[id(value)]
+            # An object may be what its container is wanted for; an array is by its own name.
+            is_array = not isinstance(checkpoint.refused[found], str)
+            if name in asked or (not is_array and name.rpartition(".")[0] in asked):
+                raise checkpoint.refusal(found)
             names[name] = value.name
 
 

@@ -64,7 +64,7 @@ class ForeignArray(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Stands for an object that was not made, by the name that the file has for it."""
+    """Stands for an object that was not made, or an array that cannot be read, by the name that the file has for it."""
 
     name: str
 
@@ -80,7 +80,8 @@ class ForeignCheckpoint:
         arrays: by the path of their reference.
         metadata: what else it says of itself, for people.
         lost: dotted names of what it says it holds, and does not.
-        refused: names of objects in it that were not made (`Refused` stands for each), by their dotted names.
+        refused: names of objects in it that were not made, or why an array cannot be read, by their dotted names;
+            `Refused` stands for each.
     """
 
     kind: str
@@ -89,7 +90,7 @@ class ForeignCheckpoint:
     arrays: Mapping[TreePath, ForeignArray]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str | UnsupportedValueError] = field(default_factory=dict)
 
     def check_nothing_lost(self) -> None:
         """Check that all is here that it says it holds.
@@ -98,7 +99,7 @@ class ForeignCheckpoint:
 
         Raises:
             CorruptDataError: something has no data.
-            UnsupportedValueError: something is an object.
+            UnsupportedValueError: something is an object, or an array that cannot be read.
         """
         for leaf in self.refused:
             raise self.refusal(leaf)
@@ -112,10 +113,14 @@ class ForeignCheckpoint:
             )
 
     def refusal(self, leaf: str) -> UnsupportedValueError:
-        """Return the error of an object."""
+        """Return the error of what was refused."""
+        why = self.refused[leaf]
+        if isinstance(why, UnsupportedValueError):
+            why.hint = "Restore the rest into a target, and leave it out by `adapt=[Partial(...)]`."
+            return why
         more = f", and {len(self.refused) - 1} more objects" if len(self.refused) > 1 else ""
         return UnsupportedValueError(
-            f"the file holds more than tensors and plain values: {self.refused[leaf]}{more}",
+            f"the file holds more than tensors and plain values: {why}{more}",
             path=self.location,
             leaf=leaf,
             hint="It was not made, since that would run code of the file. Restore the rest into a target, and leave it "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,15 @@ from safepoint.formats.base import LeafRef
 from safepoint.formats.dtypes import ITEM_BYTES
 from safepoint.formats.errors import CheckpointError, CorruptDataError, StorageError, UnsupportedValueError
 from safepoint.formats.fields import Fields
-from safepoint.formats.foreign.base import ForeignArray, ForeignCheckpoint, Keys, build_nested, checked_region, tree_key
+from safepoint.formats.foreign.base import (
+    ForeignArray,
+    ForeignCheckpoint,
+    Keys,
+    Refused,
+    build_nested,
+    checked_region,
+    tree_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,22 +65,27 @@ def open_orbax(path: str) -> ForeignCheckpoint:
         CorruptDataError: the metadata are not Orbax's.
         StorageError: they cannot be read.
     """
-    arrays: dict[TreePath, ForeignArray] = {}
+    found = _Found()
     if os.path.isfile(os.path.join(path, TREE_NAME)):
-        tree = _read_item(path, (), arrays)
-        return ForeignCheckpoint(kind="orbax", location=path, tree=tree, arrays=arrays)
+        tree = _read_item(path, (), found)
+        return ForeignCheckpoint(kind="orbax", location=path, tree=tree, arrays=found.arrays, refused=found.refused)
     step = _load_json(os.path.join(path, STEP_NAME))
     names = [name for name in sorted(os.listdir(path)) if _is_item(os.path.join(path, name))]
     if not names:
         raise CorruptDataError("an Orbax step without items", path=path)
     metrics = _read_metrics(path, names, step)
     if len(names) == 1 and names[0] in _LONE_ITEMS:
-        tree = _read_item(os.path.join(path, names[0]), (), arrays)
+        tree = _read_item(os.path.join(path, names[0]), (), found)
     else:
-        tree = {name: _read_item(os.path.join(path, name), (name,), arrays) for name in names}
+        tree = {name: _read_item(os.path.join(path, name), (name,), found) for name in names}
     custom = step.get("custom_metadata") if isinstance(step, dict) else None
     return ForeignCheckpoint(
-        kind="orbax", location=path, tree=tree, arrays=arrays, metadata={"metrics": metrics, "custom": custom or {}}
+        kind="orbax",
+        location=path,
+        tree=tree,
+        arrays=found.arrays,
+        refused=found.refused,
+        metadata={"metrics": metrics, "custom": custom or {}},
     )
 
 
@@ -101,7 +115,7 @@ def _load_json(path: str) -> Any:
         raise CorruptDataError(f"not JSON: {error}", path=path) from None
 
 
-def _read_item(path: str, prefix: TreePath, arrays: dict[TreePath, ForeignArray]) -> Any:
+def _read_item(path: str, prefix: TreePath, found: _Found) -> Any:
     if not os.path.isfile(os.path.join(path, TREE_NAME)):
         return _load_json(os.path.join(path, _JSON_NAME))
     item = _Item(path)
@@ -118,10 +132,26 @@ def _read_item(path: str, prefix: TreePath, arrays: dict[TreePath, ForeignArray]
             value = item.scalar(name)
         else:
             at = (*prefix, *(tree_key(key, is_index) for key, is_index in keys))
-            arrays[at] = item.array(name)
-            value = LeafRef(at)
+            value = found.take(at, item, name)
         leaves.append((keys, value))
     return build_nested(leaves, path=path)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The arrays of a step or item, and those that cannot be read, which somebody may not want."""
+
+    arrays: dict[TreePath, ForeignArray] = field(default_factory=dict)
+    refused: dict[str, str | UnsupportedValueError] = field(default_factory=dict)
+
+    def take(self, at: TreePath, item: _Item, name: str) -> LeafRef | Refused:
+        """Return what stands for an array in the tree."""
+        try:
+            self.arrays[at] = item.array(name)
+        except UnsupportedValueError as error:
+            self.refused[".".join(map(str, at))] = error
+            return Refused(error.message)
+        return LeafRef(at)
 
 
 class _Item:

@@ -13,7 +13,7 @@ import pytest
 import tensorstore as ts
 import torch
 
-from safepoint.manager import CheckpointManager
+from safepoint.manager import CheckpointManager, Partial
 from safepoint.manager.converting import convert
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StructureMismatchError, UnsupportedValueError
 from safepoint.manager.foreign import restore_foreign
@@ -157,12 +157,19 @@ def test_metadata_of_another_version_than_the_arrays_name_what_they_look_for_in_
 
 
 @pytest.mark.parametrize("dtype", ["int4", "float8_e3m4"])
-def test_a_dtype_that_torch_does_not_have_is_refused_by_leaf(tmp_path: Path, dtype: str) -> None:
+def test_a_dtype_that_torch_does_not_have_is_refused_by_leaf_where_it_is_wanted(tmp_path: Path, dtype: str) -> None:
     shutil.copytree(FOREIGN / "files-zarr3", tmp_path / "x")
     edit(tmp_path / "x" / "params.w" / "zarr.json", data_type=dtype)
     with pytest.raises(UnsupportedValueError, match=dtype) as caught:
         restore_foreign(tmp_path / "x")
     assert caught.value.leaf == "params.w"
+    wanted: dict[str, Any] = {"params": {"b": torch.zeros(7, dtype=torch.bfloat16)}}
+    restore_foreign(tmp_path / "x", wanted, adapt=[Partial()])
+    assert torch.equal(wanted["params"]["b"], torch.arange(7).to(torch.bfloat16))
+    wanted["params"] = {"b": torch.zeros(7, dtype=torch.bfloat16), "w": torch.zeros(8, 12)}
+    with pytest.raises(UnsupportedValueError, match=dtype):
+        restore_foreign(tmp_path / "x", wanted, adapt=[Partial()])
+    assert not wanted["params"]["b"].any()
 
 
 def test_a_dtype_that_the_target_does_not_have_is_refused_and_nothing_changes() -> None:
