@@ -306,11 +306,14 @@ class WorkProgress(Event):
         return (self.total_bytes - self.done_bytes) / self.rate if self.rate > 0 else None
 
     def __str__(self) -> str:
-        about = self.what if self.step is None else f"{self.what} of step {self.step}"
+        doing = _DOING.get(self.what, self.what)
+        about = doing if self.step is None else f"{doing} step {self.step}"
         left = "" if self.left_secs is None else f", {_clock(self.left_secs)} left"
         done, total = sized(self.done_bytes), sized(self.total_bytes)
         return f"{about}: {done} of {total}, {sized(int(self.rate))}/s{left}"
 
+
+_DOING = {"save": "saving", "stage": "staging", "restore": "restoring", "verify": "verifying"}
 
 Observer = Callable[[Event], object]
 """Told of events, one at a time; what it returns is not looked at."""

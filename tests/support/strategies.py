@@ -24,6 +24,10 @@ from hypothesis import strategies as st
 
 __all__ = ["Color", "Pair", "Record", "arrays", "keys", "same_content", "same_shape", "states", "values"]
 
+# Before 2.4 numpy's own deepcopy, by which the tests tell whether a state was changed, drops a NUL at the end.
+_KEEPS_NUL = str.encode(copy.deepcopy(np.str_("a\x00"))) == b"a\x00"
+_TEXT = np.str_("a\x00") if _KEEPS_NUL else np.str_("a")
+
 
 class Color(enum.Enum):
     RED = 1
@@ -86,7 +90,7 @@ values: st.SearchStrategy[Any] = st.one_of(
     st.frozensets(st.booleans() | st.none() | st.binary(max_size=2), max_size=3),
     _bits.map(lambda raw: np.frombuffer(raw, np.float64)[0]),
     st.integers(-(2**15), 2**15 - 1).map(np.int16),
-    st.sampled_from([np.datetime64("2024-01-01", "s"), np.str_("a\x00"), np.bool_(1)]),
+    st.sampled_from([np.datetime64("2024-01-01", "s"), _TEXT, np.bool_(1)]),
 )
 """Plain values of every kind."""
 

@@ -296,7 +296,7 @@ def test_progress_says_how_much_is_left() -> None:
             WorkProgress(what="save", step=7, done_bytes=done, total_bytes=4 * 10**9, secs=2.0, rate=rate, is_sum=True)
         )
 
-    assert told(1e9) == "save of step 7: 1 GB of 4 GB, 1 GB/s, 3 s left"
+    assert told(1e9) == "saving step 7: 1 GB of 4 GB, 1 GB/s, 3 s left"
     assert told(1e7).endswith("10 MB/s, 5:00 left")
     assert told(1e5).endswith("100 kB/s, 8:20:00 left")
     assert told(0.0).endswith("0 bytes/s")

@@ -105,9 +105,7 @@ def test_the_log_hears_of_it_every_half_minute(caplog: pytest.LogCaptureFixture)
         time.sleep(5 * SOON)
     meter.close()
 
-    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
-        "restore of step 2: 0 bytes of 1 kB"
-    ]
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["restoring step 2: 0 bytes of 1 kB"]
 
 
 def test_only_what_holds_the_caller_up_is_shown() -> None:
@@ -221,7 +219,7 @@ def test_a_slow_save_shows_one_line_on_a_terminal_and_takes_it_away(
     with CheckpointManager(tmp_path, progress="off") as manager:
         assert manager.latest_step() == 1
 
-    assert "save of step 1: 4.19 MB of 4.19 MB" in shown
+    assert "saving step 1: 4.19 MB of 4.19 MB" in shown
     assert "\n" not in shown
     assert shown.endswith("\r\x1b[2K")
 
