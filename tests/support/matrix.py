@@ -102,6 +102,21 @@ ROWS: list[Row] = [
         reader="`safetensors.torch.load_file`",
     ),
     *_theirs(
+        "tests/integrations/test_convert.py::test_dcp_loads_it_onto_shards",
+        ('`convert(format="dcp")`', ""),
+        reader="`torch.distributed.checkpoint.load`, onto the shards of 2 processes",
+    ),
+    *_theirs(
+        "tests/integrations/test_huggingface_models.py::test_transformers_loads_what_was_converted",
+        ('`convert(format="huggingface")`, tied weights and not', ""),
+        reader="`transformers`: `from_pretrained`; `safe_open`",
+    ),
+    *_theirs(
+        "tests/integrations/test_convert.py::test_orbax_reads_an_item_of_many_arrays_that_was_converted",
+        ('`convert(format="orbax")`, `"orbax_zstd"`', ""),
+        reader="Orbax: `StandardCheckpointer`",
+    ),
+    *_theirs(
         "tests/integrations/test_foreign_orbax.py::test_every_layout_of_orbax_is_read_bit_for_bit",
         ("Orbax 0.12: OCDBT and files, zarr 2 and 3, one item and several, v0 and v1", "a mesh of 8 JAX devices"),
     ),
@@ -124,6 +139,16 @@ ROWS: list[Row] = [
         "tests/compat/test_foreign_golden.py::test_each_is_read_and_becomes_a_step_of_ours",
         ("`torch.save`, Lightning, safetensors, Hugging Face, torch.distributed.checkpoint", ""),
         ("torch_xla: `xm.save`, FSDP on 2 ranks, its experimental manager", "one device, 2 ranks, a mesh of 8 devices"),
+        reader="`restore_foreign`, `convert`",
+    ),
+    *_theirs(
+        "tests/xla/test_foreign_xla.py::test_what_torch_xla_wrote_is_restored_onto_another_mesh",
+        ("torch_xla: `xm.save`, FSDP on 2 ranks, its experimental manager", "a mesh of 8 devices"),
+        reader="`restore_foreign`, onto another SPMD mesh of 8 devices",
+    ),
+    *_theirs(
+        "tests/integrations/test_huggingface_models.py::test_what_transformers_saved_fills_a_model_and_becomes_a_step",
+        ("`transformers`: `save_pretrained`, one file and several", ""),
         reader="`restore_foreign`, `convert`",
     ),
     *_theirs(
