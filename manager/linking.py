@@ -47,8 +47,20 @@ NO_BASE = "there is no step of this run to link from"
 GONE = "the step to link from is gone"
 NO_DIGESTS = "the step before was saved without digests of its leaves"
 NOTHING_SHARED = f"no file of the step before is unchanged by half, sound, and linked on less than {MAX_LINKS} times"
+TOO_SOON = "the files of the step before are not read again yet: this save came too soon after it, or after a restore"
 NOTHING_WANTED = "this process writes nothing"
 REFUSED = "this storage refuses hard links"
+
+
+PATIENCE_BYTES = 64 << 20
+"""How much a save that somebody waits for reads again of the files that it links, in any case."""
+
+READ_COST = 3
+"""It reads more where that is at most so small a part of what it does not write: reads measured a third as fast."""
+
+
+def _why_none(wanted: Sequence[Wanted]) -> str:
+    return NOTHING_SHARED if wanted else NOTHING_WANTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +129,13 @@ class LinkMemory:
         if self._recheck is not None:
             self._recheck.stop()
 
-    def find(self, wanted: Sequence[Wanted]) -> Found | None:
-        """Return sound files to link; None where there are none, for `reason`."""
+    def find(self, wanted: Sequence[Wanted], *, is_patient: bool) -> Found | None:
+        """Return sound files to link; None where there are none, for `reason`.
+
+        Args:
+            wanted: what is to be saved.
+            is_patient: whether nobody waits for the save.
+        """
         if self._base is None or self._recheck is None:
             self.reason = NO_BASE
             return None
@@ -130,8 +147,11 @@ class LinkMemory:
             self.reason = NO_DIGESTS
             return None
         chosen = take_over(self._base, wanted)
-        sound = frozenset(self._recheck.sound(prefix, [takeover.file for takeover in chosen]))
-        self.reason = "" if sound else NOTHING_SHARED if wanted else NOTHING_WANTED
+        spared = sum(shard.num_bytes for takeover in chosen for _, shard in takeover.held)
+        patience = None if is_patient else max(PATIENCE_BYTES, spared // READ_COST)
+        files = [takeover.file for takeover in chosen]
+        sound = frozenset(self._recheck.sound(prefix, files, patience_bytes=patience))
+        self.reason = "" if sound else TOO_SOON if self._recheck.is_behind(files) else _why_none(wanted)
         kept = [takeover for takeover in chosen if takeover.file in sound]
         return Found(base=self._base, prefix=prefix, takeovers=tuple(kept)) if kept else None
 
@@ -201,7 +221,7 @@ class LinkedWrite:
         loads: Source = ImageSource(files, source) if isinstance(source, Sequence) else source
         digests = digest_pieces(pieces, loads)
         wanted = [Wanted(p.path, p.region, p.dtype, digest) for p, digest in zip(pieces, digests, strict=True)]
-        linked = self._link(wanted)
+        linked = self._link(wanted, is_patient=isinstance(source, Sequence))
         if linked is None:
             writes = list(files)
         else:
@@ -228,8 +248,8 @@ class LinkedWrite:
         self.memory.offer(LinkBase.of(self.step, self.attempt, report.files, held_now))
         return report
 
-    def _link(self, wanted: Sequence[Wanted]) -> Found | None:
-        found = self.memory.find(wanted)
+    def _link(self, wanted: Sequence[Wanted], *, is_patient: bool) -> Found | None:
+        found = self.memory.find(wanted, is_patient=is_patient)
         if found is None:
             return None
         done = [takeover for takeover in found.takeovers if self._link_one(found, found.base.files[takeover.file])]

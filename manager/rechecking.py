@@ -1,8 +1,8 @@
 """Reading a step's files again before they are linked on, behind the training loop as far as there is time.
 
 A thread reads file after file and compares the digests: of the blocks, by which a restore will judge, and of the stored
-regions, by which the next save will say that they did not change. That save stops the thread and reads the rest of what
-it needs itself, so that it never waits for what it does not want.
+regions, by which the next save will say that they did not change. That save waits for what it wants of the rest, or
+stops the thread, where writing would be faster than waiting.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ _JOIN_SECS = 2.0
 """How long to wait for the thread after it was told to stop: it does after the block that it is reading."""
 
 
+_STUCK_SECS = 30.0
+"""How long one read may take before the save does without the file."""
+
+_UNREAD = CheckpointError("not read yet")
+
+
 class _StoppedError(Exception):
     pass
 
@@ -50,6 +56,8 @@ class Recheck:
         for _, shard in base.shards.values():
             self._shards[shard.file].append(shard)
         self._found: dict[int, CheckpointError | None] = {}
+        self._current = -1, 0  # the file that the thread reads, and how far it is
+        self._wanted: frozenset[int] | None = None  # by the save that waits for the thread
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -75,31 +83,58 @@ class Recheck:
         if self._thread is not None:
             self._thread.join(_JOIN_SECS)
 
-    def sound(self, prefix: str, wanted: Collection[int]) -> list[int]:
-        """Return which of the files are what was committed; reads those that were not read yet.
+    def sound(self, prefix: str, wanted: Collection[int], *, patience_bytes: int | None) -> list[int]:
+        """Return which of the files were read and are what was committed.
 
         Args:
             prefix: where the step lies now.
             wanted: indices of the files.
+            patience_bytes: what is still to be read is waited for, or read here, up to so many bytes; None for all.
         """
-        self.stop()
-        for index in wanted:
-            if index not in self._found:
-                self._found[index] = self._read(prefix, index)
-        return [index for index in wanted if self._found[index] is None]
+        self._wanted = frozenset(wanted)
+        is_much = patience_bytes is not None and self._unread_bytes(wanted) > patience_bytes
+        if is_much or not self._wait_while_it_reads():
+            self.stop()
+        else:
+            for index in wanted:
+                if index not in self._found:
+                    self._found[index] = self._read(prefix, index)
+        return [index for index in wanted if self._found.get(index, _UNREAD) is None]
+
+    def _wait_while_it_reads(self) -> bool:
+        """Wait for the thread; say whether it ended, rather than being stuck in one read."""
+        while not self.wait(0.0):
+            before = self._current
+            if not self.wait(_STUCK_SECS) and self._current == before:
+                return False
+        return True
+
+    def is_behind(self, wanted: Collection[int]) -> bool:
+        """Say whether some of the files were not read."""
+        return any(index not in self._found for index in wanted)
+
+    def _unread_bytes(self, wanted: Collection[int]) -> int:
+        current, done = self._current
+        unread = sum(self._files[index].num_bytes for index in wanted if index not in self._found)
+        return unread - done if current in wanted and current not in self._found else unread
 
     def _run(self, find_prefix: Callable[[], str | None], wanted: Sequence[int]) -> None:
         prefix = find_prefix()
         for index in wanted if prefix is not None else ():
+            self._current = index, 0
             try:
+                self._look(0)
                 error = self._read(str(prefix), index, look=self._look)
             except _StoppedError:
-                return
+                continue
             if error is None or isinstance(error, CorruptDataError):
                 self._found[index] = error  # after any other error the save has a look of its own
 
-    def _look(self, _: int) -> None:
-        if self._stopped.is_set():
+    def _look(self, num_bytes: int) -> None:
+        """Note how far the thread is; stop it when its file is not wanted any more."""
+        index, done = self._current
+        self._current = index, done + num_bytes
+        if self._stopped.is_set() or (self._wanted is not None and index not in self._wanted):
             raise _StoppedError
 
     def _read(self, prefix: str, index: int, *, look: Callable[[int], None] | None = None) -> CheckpointError | None:

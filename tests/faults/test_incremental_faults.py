@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import shutil
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from safepoint.manager.unchanged import LinkBase
 from safepoint.manager.verifying import verify_steps
 
 from support.fault_runner import run_forked
-from support.faulty_storage import FaultyStorage
+from support.faulty_storage import FaultyStorage, Stall
 from support.power_cut import Recorder
 
 if TYPE_CHECKING:
@@ -151,11 +152,11 @@ def test_what_is_found_behind_counts_and_what_could_not_be_read_is_tried_again(t
     assert recheck.wait(30.0)
     assert faulty.fired == 1
     reads = faulty.counts["reader.read_into"]
-    assert recheck.sound("", [0, 1, 2]) == [0, 2]
+    assert recheck.sound("", [0, 1, 2], patience_bytes=None) == [0, 2]
     assert faulty.counts["reader.read_into"] == reads + 6
     (tmp_path / "f2").unlink()
-    assert recheck.sound("", [0, 1, 2]) == [0, 2]  # once is enough between two steps
-    assert Recheck(storage, base).sound("", [0, 1, 2]) == [0]
+    assert recheck.sound("", [0, 1, 2], patience_bytes=None) == [0, 2]  # once is enough between two steps
+    assert Recheck(storage, base).sound("", [0, 1, 2], patience_bytes=None) == [0]
 
 
 @pytest.mark.parametrize("block_bytes", [7, 64, 1 << 20])
@@ -166,7 +167,7 @@ def test_a_region_whose_bytes_are_not_those_of_its_digest_is_never_taken_for_unc
     storage = MemoryStorage()
     storage.make_dir("")
     base = joined(written(storage, "good", 300, block_bytes), written(storage, "bad", 300, block_bytes, wrong=wrong))
-    assert Recheck(storage, base).sound("", [0, 1]) == [0]
+    assert Recheck(storage, base).sound("", [0, 1], patience_bytes=None) == [0]
     (told,) = warnings_about(caplog, "written anew")
     assert f"'bad{wrong}'" in told
 
@@ -178,7 +179,56 @@ def test_a_recheck_that_is_stopped_ends_at_once_and_leaves_the_rest_to_the_save(
     recheck.start(lambda: "", [0])
     recheck.stop()
     assert recheck.wait(0.0)
-    assert recheck.sound("", [0]) == [0]
+    assert recheck.sound("", [0], patience_bytes=1 << 20) == [0]
+
+
+def test_who_has_no_patience_gets_what_is_read_and_nothing_is_read_for_him() -> None:
+    storage = FaultyStorage(MemoryStorage())
+    storage.make_dir("")
+    base = joined(*(written(storage, f"f{number}", 1000, 100) for number in range(3)))
+    recheck = Recheck(storage, base)
+    assert recheck.is_behind([0])
+    assert recheck.sound("", [1], patience_bytes=1000) == [1]
+    reads = storage.counts["reader.read_into"]
+    assert recheck.sound("", [0, 1, 2], patience_bytes=1999) == [1]
+    assert storage.counts["reader.read_into"] == reads
+    assert recheck.is_behind([0, 1])
+    assert not recheck.is_behind([1])
+    assert recheck.sound("", [0, 1, 2], patience_bytes=2000) == [0, 1, 2]
+
+
+def test_a_save_waits_for_the_file_that_is_being_read_and_not_for_files_that_it_does_not_want() -> None:
+    stall = Stall()
+    inner = MemoryStorage()
+    inner.make_dir("")
+    base = joined(*(written(inner, f"f{number}", 1000, 100) for number in range(3)))
+    storage = FaultyStorage(inner, at=9, fault=stall, only=["reader.read_into"])  # in the first file
+    recheck = Recheck(storage, base)
+    recheck.start(lambda: "", [0, 1, 2])
+    assert stall.reached.wait(30.0)
+    waker = threading.Timer(0.1, stall.resume.set)
+    waker.start()
+    assert recheck.sound("", [0, 2], patience_bytes=1300) == [0, 2]  # 200 of the first, all of the last
+    waker.join()
+    opened = [call.path for call in storage.log if call.name == "open_reader"]
+    assert opened.count("f0") == opened.count("f2") == 1
+    assert storage.counts["reader.read_into"] <= 21
+
+
+def test_a_blocking_save_that_comes_too_soon_writes_rather_than_reads_and_one_behind_the_loop_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safepoint.manager.linking.PATIENCE_BYTES", 0)
+    monkeypatch.setattr(Recheck, "start", lambda *_: None)
+    with CheckpointManager(tmp_path, unchanged="link") as manager:
+        manager.save(1, make_state(1))
+        assert "too soon" in manager.save(2, make_state(2)).full_reason
+        manager.save(3, make_state(3), blocking=False)
+        manager.wait()
+        for step in (1, 2, 3):
+            check(manager, step)
+    assert '"links":1' not in (tmp_path / "2/manifest.json").read_text()
+    assert '"links":1' in (tmp_path / "3/manifest.json").read_text()
 
 
 @pytest.mark.parametrize("loss", ["step", "file", "swapped for a link"])
