@@ -241,12 +241,25 @@ class MarkerCommit(CommitProtocol):
             elif sweeping.to_trash(self._storage, entry.name, str(name.attempt)) is None:
                 continue
             done.append(f"removed an unfinished save of step {name.step} ({entry.name})")
+        listing = self._reader.listing()
         done.extend(
             f"removed the replaced step {step.record.step} ({step.prefix})"
-            for step in self._reader.listing().superseded
+            for step in listing.superseded
             if self.hide(step)
         )
+        marked = {(mark.prefix, mark.attempt) for mark in read_marks(self._storage)}
+        for prefix, tombstone in listing.tombstones.items():
+            if tombstone.attempt not in spare and (prefix, tombstone.attempt) not in marked:
+                self._clear(prefix, tombstone)
         return done
+
+    def _clear(self, prefix: str, tombstone: Tombstone) -> None:
+        """Remove a tombstone that stands for nothing: a put that came late, or a copy. Touches nothing else."""
+        with self._unsettled.lock:
+            slot = read_slot(self._storage, prefix)
+            if slot is not None and slot.content == tombstone:
+                self._storage.delete_if_unchanged(slot_path(prefix), slot.version)
+                self._storage.delete_dir(prefix)
 
 
 def _mark_of(step: int, attempt: str) -> Mark:

@@ -79,6 +79,32 @@ def test_what_several_processes_saved_in_a_bucket_any_number_restores(
     assert {entry.name for entry in storage.list("")} == {"1", "2", ".safepoint"}
 
 
+def private_case(rank: int, root: str, environment: dict[str, str]) -> list[int]:
+    opened(environment)
+    own = f"{root}/{rank}"
+    with CheckpointManager(own, root_scope="per_process", deadline_secs=30.0) as manager:
+        for seed in (1, 2):
+            manager.save(seed, make_state((2,), seed=seed))
+        manager.save(2, make_state((2,), seed=3), on_exists="replace")
+    with CheckpointManager(own, root_scope="per_process", deadline_secs=30.0) as manager:
+        state = make_state((2,), zeros=True)
+        restored = manager.restore_latest(state)
+        assert restored is not None
+        check_state(state, seed=3)
+        return [info.step for info in manager.steps()]
+
+
+def test_each_process_may_have_a_prefix_of_its_own(
+    process_pool: ProcessPool, s3: ObjectServer, unused_prefix: str
+) -> None:
+    root = s3.url(unused_prefix)
+    assert process_pool.run(private_case, root, dict(s3.environment), num_processes=2) == [[1, 2]] * 2
+    for rank in (0, 1):
+        storage = open_storage(f"{root}/{rank}")
+        assert read_marks(storage) == []
+        assert {entry.name for entry in storage.list("")} == {"1", "2", ".safepoint"}
+
+
 def failing_case(rank: int, root: str, environment: dict[str, str], failing: int) -> tuple[str, str | None]:
     faulty: list[FaultyStorage] = []
 

@@ -138,6 +138,20 @@ def test_a_tombstone_that_was_copied_along_is_no_step_and_in_nobodys_way(root: R
     assert [entry.name for entry in local.list("")] == ["4"]
 
 
+def test_a_tombstone_that_stands_for_nothing_goes_with_the_next_owner_and_nothing_beside_it(root: Root) -> None:
+    root.commit(3)
+    for step in (4, 5):
+        root.storage.make_dir(str(step))
+        root.storage.put(f"{step}/commit.json", Tombstone(step=step, attempt=A, state="claimed").to_bytes())
+    root.storage.make_dir(f"5/{B}")
+    root.storage.put(f"5/{B}/copied", b"1")
+    record = prepared(root, 6, C)
+    assert root.another().recover(spare=[C]) == []
+    assert {path for path in root.files() if path[0] in "45"} == {f"5/{B}/copied"}
+    root.committer.publish(record)
+    assert set(root.steps()) == {3, 6}
+
+
 def test_what_is_not_ours_is_refused_before_a_byte_is_written(root: Root) -> None:
     root.commit(3)
     root.storage.make_dir("4")
