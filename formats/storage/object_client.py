@@ -9,7 +9,9 @@ retry no more, but keeps a stalled upload, with its memory, until the connection
 
 from __future__ import annotations
 
+import errno
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +31,7 @@ _NEVER = ".safepoint/never"  # a key that nobody writes
 _LISTING_DEADLINES = 10
 _NUM_RETRIES = 8
 _NUM_DELETES = 32
+_NOBODY_ANSWERS = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH})
 _FAR = 1 << 50
 _PROBE_SPREAD = 16
 
@@ -180,20 +183,26 @@ class ObjectClient:
         """Delete objects, some at a time; ones that are gone are fine.
 
         Raises:
-            StorageError: the first that could not be deleted; the others have been tried.
+            StorageError: the first that could not be deleted; the others have been tried, unless nobody answers.
         """
-        waiting: list[Request] = []
-        failure: StorageError | None = None
-        for key in (*keys, None):
-            if key is not None:
-                waiting.append(self.start_write(key, None))
-            while waiting and (key is None or len(waiting) >= _NUM_DELETES):
-                try:
-                    self.written(waiting.pop(0))
-                except StorageError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+        waiting: deque[Request] = deque()
+        failures: list[StorageError] = []
+        for key in keys:
+            waiting.append(self.start_write(key, None))
+            if len(waiting) >= _NUM_DELETES:
+                self._await_deletion(waiting.popleft(), failures)
+            if any(failure.errno in _NOBODY_ANSWERS for failure in failures):
+                break  # each of the others would take as long
+        while waiting:
+            self._await_deletion(waiting.popleft(), failures)
+        if failures:
+            raise failures[0]
+
+    def _await_deletion(self, request: Request, failures: list[StorageError]) -> None:
+        try:
+            self.written(request)
+        except StorageError as error:
+            failures.append(error)
 
     # Listing
 

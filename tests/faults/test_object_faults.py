@@ -156,6 +156,16 @@ def test_every_call_ends_at_its_deadline(bad: Bad) -> None:
     assert {"f", "after"} <= names(bad.straight)  # and perhaps what was given up: nobody can call it back
 
 
+def test_a_deletion_of_many_ends_when_nobody_answers(bad: Bad) -> None:
+    storage = bad.storage(deadline_secs=DEADLINE_SECS)
+    bad.proxy.fail("stall", lambda exchange: exchange.method == "DELETE", times=1000)
+    assert isinstance(storage, ObjectStorage)
+    client = storage._client
+    failed_with(errno.ETIMEDOUT, lambda: client.delete_all(f"a/{number}" for number in range(4000)))
+    asked = sum(method == "DELETE" for method, _ in bad.proxy.seen)
+    assert asked < 100  # not all of them, one deadline after the other
+
+
 def test_a_listing_that_stalls_ends_too(bad: Bad) -> None:
     storage = bad.storage(deadline_secs=0.05)
     bad.proxy.fail("stall", times=1000)
