@@ -58,6 +58,7 @@ class MarkerCommit(CommitProtocol):
         super().__init__(storage, reader)
         self._process_count = process_count
         self._begun: dict[str, Slot] = {}
+        self._given_up: set[str] = set()
         self._behind: dict[str, tuple[CommittedStep, Slot]] = {}
         """By attempt, what it replaced, until `drop_replaced`."""
 
@@ -68,6 +69,8 @@ class MarkerCommit(CommitProtocol):
     @override
     def begin(self, step: int, attempt: str) -> None:
         mark = _mark_of(step, attempt)
+        while self._given_up:
+            self._unsettled.let_go(self._given_up.pop())
         self._unsettled.hold([attempt])
         try:
             self._unsettled.put(mark)
@@ -173,7 +176,6 @@ class MarkerCommit(CommitProtocol):
     def abandon(self, step: int, attempt: str) -> bool:
         mark = _mark_of(step, attempt)
         begun = self._begun.pop(attempt, None)
-        self._unsettled.let_go(attempt)
         slot = read_slot(self._storage, mark.prefix)
         # Whoever began it knows when it was beaten; others change the slot in doubt.
         is_open = slot is not None and (begun is None or begun.version == slot.version)
@@ -181,10 +183,12 @@ class MarkerCommit(CommitProtocol):
         slot = read_slot(self._storage, mark.prefix) if is_open and not won else slot
         is_committed = slot is not None and slot.committed == attempt
         if is_committed or self._process_count == 1:
+            self._unsettled.let_go(attempt)
             self._settle(mark)
         else:
-            # Others may still be writing: the mark stays until they are known to have ended, at the next commit.
+            # Others may still be writing: the mark stays until they are known to have ended, when the next save begins.
             sweeping.delete(self._storage, mark.files_prefix)
+            self._given_up.add(attempt)
         return won
 
     def _settle(self, mark: Mark) -> None:

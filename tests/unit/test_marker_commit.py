@@ -15,6 +15,7 @@ from safepoint.manager.errors import (
     InvalidArgumentError,
     StepExistsError,
 )
+from safepoint.manager.unsettled import read_marks
 from safepoint.manager.verifying import verify_steps
 
 from support.marker_root import Root, prepared
@@ -147,6 +148,11 @@ def test_what_others_of_a_job_still_write_after_it_gave_up_goes_later(root: Root
     assert committer.abandon(4, A)
     if not root.storage.renames:  # where there are directories, it finds none
         root.storage.put(f"4/{A}/late", b"1")
+    assert committer.delete_hidden() == []
+    assert [mark.attempt for mark in read_marks(root.storage)] == [A]
+    assert not any(step.record.step == 4 for step in committer.list_steps())
+    commit_step(committer, root.storage, 5, B)  # which all begin together
+    assert committer.delete_hidden() == []
     root.clean()
     with pytest.raises(AttemptLostError):
         committer.publish(record)
