@@ -88,6 +88,7 @@ class SafepointCallback(TrainerCallback):  # type: ignore[misc]  # transformers'
         self._preemption: Preemption | None = None
         self._metrics: dict[str, float] | None = None
         self._is_due = False
+        self._is_ending = False
         self._saved: int | None = None
         self._random: dict[str, Any] | None = None
         self._place: tempfile.TemporaryDirectory[str] | None = None
@@ -172,14 +173,20 @@ class SafepointCallback(TrainerCallback):  # type: ignore[misc]  # transformers'
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note whether the step is due; save at once and end where the run is preempted."""
-        del args, control, kwargs
+        """Note whether the step is due; where the run is preempted, save at once, or after the step's log, and end."""
+        del args, kwargs
         self._metrics = None
-        if self._preemption is not None and self._preemption.should_stop(state.global_step):
-            self._save(state)
+        self._is_ending = self._preemption is not None and self._preemption.should_stop(state.global_step)
+        if self._is_ending and not control.should_log:
             self._end(state)
         if self._save_every is not None and state.global_step % self._save_every == 0:
             self._is_due = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End where the run is preempted."""
+        del args, control, kwargs
+        if self._is_ending:
+            self._end(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **kwargs: Any) -> None:
         """Note the metrics of the step."""
@@ -227,6 +234,7 @@ class SafepointCallback(TrainerCallback):  # type: ignore[misc]  # transformers'
         assert self.manager is not None
         assert self._preemption is not None
         reason = self._preemption.reason
+        self._save(state)
         self.manager.close()
         logger.warning("the training ends at step %d, which is saved: %s", state.global_step, reason)
         raise SystemExit(_EXIT_STATUS)

@@ -110,8 +110,7 @@ def test_a_signal_ends_the_training_after_a_step_that_is_saved(tmp_path: Path) -
     assert len(steps_of(tmp_path / "run")) == 1
 
     again = train(tmp_path, SafepointCallback(tmp_path / "run"))
-    told = losses_of(again)
-    assert told[-1] == losses_of(train(tmp_path, None))[-1]
+    assert losses_of(again) == losses_of(train(tmp_path, None))
 
 
 def test_steps_are_kept_by_the_metric_of_their_evaluation(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIG", "losses_of", "make_model", "train"]
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # else accelerate gives each process as many threads as there are cores
 CONFIG = GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -45,6 +47,8 @@ class _Ending(transformers.TrainerCallback):  # type: ignore[misc]  # transforme
         del args, control, kwargs
         if state.global_step == self._at:
             os.kill(os.getpid(), self._by)
+        if 0 <= self._at <= state.global_step:
+            time.sleep(0.05)  # a step of a usual length: to agree where to stop takes 0.2 s
 
 
 def make_model(seed: int = 0) -> GPT2LMHeadModel:
@@ -62,18 +66,18 @@ def train(
     ends_by: int = signal.SIGKILL,
     **choices: Any,
 ) -> Trainer:
-    """Train two epochs of five steps, from the same start."""
-    arguments = TrainingArguments(
-        str(output / "unused"),
-        num_train_epochs=2,
-        per_device_train_batch_size=4,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        **choices,
-    )
+    """Train two epochs of five steps (or as `choices` say), from the same start."""
+    settings = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "ddp_find_unused_parameters": False,
+    }
+    arguments = TrainingArguments(str(output / "unused"), **{**settings, **choices})
     callbacks = [_Ending(ends_at, ends_by), *([callback] if callback else [])]
     trainer = Trainer(make_model(), arguments, train_dataset=_Texts(20), eval_dataset=_Texts(4), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=callback.resume(trainer, step=step) if callback else None)
