@@ -113,12 +113,12 @@ class LinkMemory:
         if self._recheck is not None and not self.is_refused:
             self._recheck.start(lambda: self._find_prefix(base), base.linkable)
 
-    def restart(self, manifest: Manifest) -> None:
+    def restart(self, manifest: Manifest, file_format: str) -> None:
         """Go on from a step that was restored. Reads nothing: the next save does, what it links.
 
         Steps in other formats have no digests of regions, nor have those that were saved without the option.
         """
-        self._go_on_from(LinkBase.of_manifest(manifest))
+        self._go_on_from(LinkBase.of_manifest(manifest, file_format))
 
     def settle(self, timeout_secs: float) -> bool:
         """Wait until what was committed is read again; say whether it is."""

@@ -84,7 +84,7 @@ class Session:
         self.restored = restored
         self.parent = restored.attempt
         if self.links is not None:
-            self.links.restart(manifest)
+            self.links.restart(manifest, self.options.format)
 
     def close(self) -> None:
         """Stop what runs behind, and let go of the root. Idempotent."""

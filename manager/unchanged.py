@@ -8,6 +8,8 @@ Pure: knows digests and entries; no storage and no tensors. Whether a file is st
 
 from __future__ import annotations
 
+import os.path
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_LINKS", "LinkBase", "Takeover", "Wanted", "linked_path", "take_over"]
 
-LINKED_FORMAT = "safetensors"
-"""The format whose files may hold any leaves."""
+_SUFFIX = re.compile(r"\.[a-z0-9]{1,16}")
 
 MAX_LINKS = 10
 """How often a file is linked on before what is wanted of it is written anew."""
@@ -48,9 +49,9 @@ class LinkBase:
     shards: Mapping[RegionKey, tuple[str, ShardEntry]]
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest) -> LinkBase:
-        """Return all of a step; nothing of one in another format than ours."""
-        if manifest.format != LINKED_FORMAT:
+    def of_manifest(cls, manifest: Manifest, file_format: str) -> LinkBase:
+        """Return all of a step; nothing of one in another format than this."""
+        if manifest.format != file_format:
             return cls.of(manifest.step, manifest.attempt, manifest.files, ())
         held = ((leaf.path, leaf.dtype, shard) for leaf in manifest.leaves for shard in leaf.shards)
         return cls.of(manifest.step, manifest.attempt, manifest.files, held)
@@ -120,4 +121,6 @@ def linked_path(file: FileEntry) -> str:
     """Return the path of a file in the steps that take it over: the same in all of them, whoever links it."""
     if file.links:
         return file.path
-    return f"shard-{file.attempt}-{digest(file.path.encode())[:16]}.{LINKED_FORMAT}"
+    suffix = os.path.splitext(file.path)[1]
+    kept = suffix if _SUFFIX.fullmatch(suffix) else ""  # the path may be anybody's
+    return f"shard-{file.attempt}-{digest(file.path.encode())[:16]}{kept}"

@@ -79,6 +79,9 @@ def test_a_linked_file_has_one_name_for_ever_and_no_other_has_it() -> None:
     assert path.startswith("shard-a1-")
     assert path.endswith(".safetensors")
     assert linked_path(replace(first, path=path, links=1, process_index=3)) == path
+    for odd in ("model/" + "x" * 300, "model/a.b/c", "model/x.safe tensors", "model/x." + "y" * 200):
+        assert linked_path(replace(first, path=odd)).count(".") == 0
+    assert linked_path(replace(first, path="model/model.blob")).endswith(".blob")
     others = [
         replace(first, path="other/other.safetensors"),
         replace(first, attempt="a2"),
