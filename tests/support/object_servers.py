@@ -59,7 +59,7 @@ def s3_server() -> Iterator[ObjectServer]:
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         pytest.skip("needs moto[server]")
     port = _free_port()
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("moto_server.py")), str(port)]
     with _running(command, f"http://127.0.0.1:{port}/moto-api/"):
         _request("PUT", f"http://127.0.0.1:{port}/{BUCKET}")
         address = f"127.0.0.1:{port}"
