@@ -139,7 +139,8 @@ class SafepointCallback(Checkpoint):  # type: ignore[misc]  # lightning's types 
         if self._signals:
             if threading.current_thread() is threading.main_thread():
                 for number, handler in self._handlers.items():
-                    signal.signal(number, handler)
+                    if handler is not None:  # of C code: it cannot be put back
+                        signal.signal(number, handler)
             self._preemption = self.manager.preemption(signals=self._signals)
         del trainer
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -181,6 +182,8 @@ def test_weights_that_a_callback_averages_come_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    from lightning.pytorch.strategies import FSDPStrategy
+
     from safepoint.manager.integrations.lightning import SafepointCallback
 
     from support.lightning_runs import fit
@@ -189,6 +192,19 @@ def test_what_cannot_be_is_refused_with_a_way_out(tmp_path: Path) -> None:
         SafepointCallback(tmp_path, save_every=0)
     with pytest.raises(StepNotFoundError):
         fit(tmp_path, safepoint={"resume": 5})
+    fit(tmp_path, max_epochs=1)
+    with pytest.raises(InvalidArgumentError, match="ckpt_path"):
+        fit(tmp_path, ckpt_path=str(own_checkpoint(tmp_path)))
+    with pytest.raises(InvalidArgumentError, match="ModelParallelStrategy"):
+        SafepointCallback(tmp_path).setup(SimpleNamespace(strategy=FSDPStrategy()), None, "fit")
+
+
+def own_checkpoint(folder: Path) -> Path:
+    from support.lightning_runs import fit
+
+    _, trainer, _ = fit(None, max_epochs=1)
+    trainer.save_checkpoint(folder / "own.ckpt")
+    return folder / "own.ckpt"
 
 
 # -- CheckpointIO ------------------------------------------------------------------------------------------------------
