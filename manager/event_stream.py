@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from safepoint.manager.events import Event, Observer
 
@@ -31,8 +31,14 @@ _MOST_WAITING = 10_000
 class EventStream:
     """Hands events to observers; any thread may tell one."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._state = _State(tuple(observers))
+    def __init__(self, observers: Sequence[Observer], *, last: Callable[[], None] | None = None) -> None:
+        """Start nothing: the thread comes with the first event.
+
+        Args:
+            observers: told of each event, in this order.
+            last: called on the thread after the last event.
+        """
+        self._state = _State(tuple(observers), last)
         # A manager that nobody closes must not leave a thread behind; what it told is delivered first.
         self._finalizer = weakref.finalize(self, self._state.end)
         self._finalizer.atexit = False
@@ -41,36 +47,30 @@ class EventStream:
         """Have all observers told of an event; returns at once."""
         self._state.put(event)
 
-    def drain(self, *, timeout_secs: float) -> bool:
-        """Wait until everything told so far was delivered; return False when that takes longer."""
-        return self._state.wait_until_idle(timeout_secs)
-
     def close(self, *, timeout_secs: float) -> None:
-        """Deliver what was told, waiting so long at most, and end the thread. Idempotent."""
-        if self._state.is_closed:
-            return
-        if not self.drain(timeout_secs=timeout_secs):
-            logger.warning("an observer of checkpoint events is still busy after %g s: leaving it behind", timeout_secs)
+        """Deliver what was told, and end the thread, waiting so long at most. Idempotent."""
         self._finalizer()
+        if not self._state.wait_until_ended(timeout_secs):
+            logger.warning("an observer of checkpoint events is still busy after %g s: leaving it behind", timeout_secs)
 
 
 class _State:
     """What the thread needs: it must not hold the stream itself."""
 
-    def __init__(self, observers: tuple[Observer, ...]) -> None:
+    def __init__(self, observers: tuple[Observer, ...], last: Callable[[], None] | None) -> None:
         self._observers = observers
+        self._last = last
         self._changed = threading.Condition()
         self._waiting: deque[Event] = deque()
         self._thread: threading.Thread | None = None
-        self._is_busy = False
         self._num_lost = 0
-        self.is_closed = False
+        self._is_closed = False
 
     def put(self, event: Event) -> None:
         if not self._observers:
             return
         with self._changed:
-            if self.is_closed:
+            if self._is_closed:
                 return
             if len(self._waiting) >= _MOST_WAITING:
                 self._num_lost += 1
@@ -90,33 +90,34 @@ class _State:
         self._thread = thread
         return True
 
-    def wait_until_idle(self, timeout_secs: float) -> bool:
-        with self._changed:
-            if threading.current_thread() is self._thread:  # an observer closes the manager
-                return True
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout=timeout_secs)
-
     def end(self) -> None:
         with self._changed:
-            self.is_closed = True
+            self._is_closed = True
             self._changed.notify_all()
 
+    def wait_until_ended(self, timeout_secs: float) -> bool:
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():  # an observer closes the manager
+            return True
+        thread.join(timeout_secs)
+        return not thread.is_alive()
+
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self.is_closed)
-                if not self._waiting:
-                    return
-                event = self._waiting.popleft()
-                self._is_busy = True
-                lost, self._num_lost = self._num_lost, 0
-            if lost:
-                logger.warning("observers were too slow: %d checkpoint events were not told", lost)
+        while (event := self._next()) is not None:
             for observer in self._observers:
                 _tell(observer, event)
             del event
+        if self._last is not None:
+            self._last()
+
+    def _next(self) -> Event | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            event = self._waiting.popleft() if self._waiting else None
+            lost, self._num_lost = self._num_lost, 0
+        if lost:
+            logger.warning("observers were too slow: %d checkpoint events were not told", lost)
+        return event
 
 
 def _tell(observer: Observer, event: Event) -> None:

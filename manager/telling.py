@@ -55,7 +55,9 @@ class Telling:
         self._is_primary = coordinator.is_primary
         self._history = history
         self._has_observers = bool(observers)
-        stream = EventStream([*([] if history is None else [history]), *observers])
+        stream = EventStream(
+            [*([] if history is None else [history]), *observers], last=None if history is None else history.flush
+        )
         index, count = coordinator.process_index, coordinator.process_count
 
         # The meter's thread knows this function, and not this object: who forgets a manager leaves no thread behind.
@@ -96,8 +98,6 @@ class Telling:
     def close(self, *, timeout_secs: float) -> None:
         """Tell what is left, waiting so long at most, while the root is still ours. Idempotent."""
         self._meter.close()
-        if self._history is not None and self._stream.drain(timeout_secs=timeout_secs):
-            self._history.flush()
         self._stream.close(timeout_secs=timeout_secs)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from safepoint.manager.errors import CheckpointError
+from safepoint.manager.errors import CheckpointError, StepNotFoundError
 from safepoint.manager.history import read_history
 from safepoint.manager.policy_text import policy_from_text
 from safepoint.manager.progress import QUIET
@@ -323,6 +323,8 @@ def _read_manifests(storage: Storage, shown: Overview, facts: RootFacts, progres
         record = entry.committed.record
         try:
             manifest = reader.load_manifest(entry.committed)
+        except StepNotFoundError:  # a job that trains there let it go meanwhile
+            facts.saves.remove(by_attempt[record.attempt])
         except CheckpointError as error:
             text = f"{entry.name}: {as_text(error.message)}"
             facts.faults.append(FaultFacts(time=None, kind="unreadable now", step=record.step, text=text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
@@ -131,6 +132,24 @@ def test_damage_is_told_and_does_not_stop_the_report(tmp_path: Path) -> None:
     assert sorted((fault.kind, fault.step) for fault in facts.faults) == [("unreadable now", 1), ("unreadable now", 3)]
     assert facts.latest is None
     assert "unreadable now" in page_of(tmp_path / "run").text
+
+
+def test_a_step_that_goes_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    for step in (1, 2):
+        commit_sharded(tmp_path / "run", step, {"w": torch.zeros(8, 2)})
+
+    class Deleting:
+        def begin(self, what: str, total_bytes: int) -> None:
+            del what, total_bytes
+            shutil.rmtree(tmp_path / "run" / "1")
+
+        def advance(self, num_bytes: int) -> None:
+            del num_bytes
+
+    facts = collect(LocalStorage(tmp_path / "run"), progress=Deleting())
+
+    assert facts.faults == []
+    assert [save.step for save in facts.saves] == [2]
 
 
 def test_an_empty_root_has_a_page(tmp_path: Path) -> None:
