@@ -186,7 +186,7 @@ def rewrite_record(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"version": 2}, UnsupportedVersionError),
+        ({"version": 3}, UnsupportedVersionError),
         ({"version": 10**30}, CheckpointError),
         ({"version": "1"}, CheckpointError),
         ({"step": 3}, CorruptDataError),

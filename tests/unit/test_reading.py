@@ -36,7 +36,7 @@ BLOCK = 100
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("safepoint-")]
+    assert not [thread for thread in threading.enumerate() if thread.name == "safepoint-reader"]
     assert BUFFERS.lent_bytes == 0
 
 
