@@ -1,0 +1,49 @@
+"""What the benchmarks draw can be drawn again from the samples that they kept."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import pytest
+
+from support.source_tree import ROOT
+
+
+def race(title: str, **millis: float) -> dict[str, Any]:
+    samples = {name: [{"secs": value / 1000, "cpu_secs": 0.0, "extra_bytes": 0}] * 3 for name, value in millis.items()}
+    return {
+        "title": title,
+        "samples": samples,
+        "keeps": dict.fromkeys(millis, ""),
+        "num_bytes": dict.fromkeys(millis, 1 << 30),
+        "absent": {},
+    }
+
+
+def test_tables_and_chart_are_drawn_from_kept_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    measuring, plot = (importlib.import_module(f"benchmarks.{name}") for name in ("measuring", "plot"))
+    goal = {"name": "a save / DCP", "target": 1.5, "measured": 2.0, "at_most": False, "unit": "×", "is_reached": True}
+    races = [race("Save of 1024 MiB", safepoint=500, DCP=1000), race("Blocked time of an async save", safepoint=20)]
+    kept = {"suite": "save", "races": races, "goals": [goal], "notes": []}
+    report = measuring.Report.from_json(json.loads(json.dumps(kept)))
+    assert report.to_json() == kept
+    assert plot.goals_table([report]).splitlines()[-1] == "| a save / DCP | ≥ 1.5× | 2.00× | reached |"
+    assert plot.summary_table([report]).splitlines() == [
+        "| | safepoint | DCP |",
+        "|---|---|---|",
+        "| save, GiB/s | 2.00 | 1.00 |",
+        "| async save: the loop stops for, ms | 20 |  |",
+    ]
+    assert "2.00 GiB/s" in plot.speed_chart([report])
+
+
+@pytest.mark.parametrize(("measured", "is_far_off"), [(5.0, False), (0.63, False), (0.62, True), (None, False)])
+def test_the_guard_lets_pass_what_is_within_its_margin(
+    monkeypatch: pytest.MonkeyPatch, *, measured: float | None, is_far_off: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    goal = importlib.import_module("benchmarks.measuring").Goal(name="a", target=5.0, measured=measured)
+    assert goal.is_far_off(8) is is_far_off
