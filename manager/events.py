@@ -326,7 +326,9 @@ def sized(num_bytes: int) -> str:
         if abs(value) < 999.5 or unit == "TB":  # noqa: PLR2004 - what rounds to fewer than four digits
             break
         value /= 1000
-    return f"{num_bytes} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+    if unit == "bytes":
+        return "1 byte" if num_bytes == 1 else f"{num_bytes} bytes"
+    return f"{value:.3g} {unit}"
 
 
 def _clock(secs: float) -> str:

@@ -154,6 +154,14 @@ def test_a_report_goes_on_after_a_failure_and_ends_with_it(dev: Any, capsys: pyt
     assert "second" in capsys.readouterr().out
 
 
+def test_the_site_is_left_out_where_sphinx_is_not_installed(dev: Any) -> None:
+    report = dev.Report()
+    report.docs(dev.Environment("cpu"), dev.BUILD / "python")
+
+    assert report.lines == ["skipped docs: Sphinx, myst-parser and furo are not in the cpu environment"]
+    assert not report.failed
+
+
 def test_a_lane_runs_beside_a_stage_and_its_failure_counts(
     dev: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -277,8 +277,9 @@ def test_an_observer_that_is_no_function_is_refused(tmp_path: Path, observers: A
 
 
 def test_numbers_of_bytes_are_told_with_three_digits() -> None:
-    assert [sized(number) for number in (0, 999, 1000, 4040, 999_499, 999_500, 1_500_000_000, 10**18)] == [
+    assert [sized(number) for number in (0, 1, 999, 1000, 4040, 999_499, 999_500, 1_500_000_000, 10**18)] == [
         "0 bytes",
+        "1 byte",
         "999 bytes",
         "1 kB",
         "4.04 kB",
