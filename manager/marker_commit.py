@@ -174,8 +174,12 @@ class MarkerCommit(CommitProtocol):
 
     @override
     def abandon(self, step: int, attempt: str) -> bool:
-        mark = _mark_of(step, attempt)
         begun = self._begun.pop(attempt, None)
+        self._given_up.add(attempt)  # what fails here, or has to wait for others, is settled after the next save
+        return self._abandon(_mark_of(step, attempt), begun)
+
+    def _abandon(self, mark: Mark, begun: Slot | None) -> bool:
+        step, attempt = int(mark.prefix), mark.attempt
         slot = read_slot(self._storage, mark.prefix)
         # Whoever began it knows when it was beaten; others change the slot in doubt.
         is_open = slot is not None and (begun is None or begun.version == slot.version)
@@ -183,12 +187,12 @@ class MarkerCommit(CommitProtocol):
         slot = read_slot(self._storage, mark.prefix) if is_open and not won else slot
         is_committed = slot is not None and slot.committed == attempt
         if is_committed or self._process_count == 1:
+            self._given_up.discard(attempt)
             self._unsettled.let_go(attempt)
             self._settle(mark)
         else:
             # Others may still be writing: the mark stays until they are known to have ended, when the next save begins.
             sweeping.delete(self._storage, mark.files_prefix)
-            self._given_up.add(attempt)
         return won
 
     def _settle(self, mark: Mark) -> None:
