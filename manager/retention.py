@@ -23,6 +23,8 @@ __all__ = ["RetentionWorker", "unkept_steps"]
 
 logger = logging.getLogger("safepoint")
 
+_IDLE_SECS = 10.0
+
 
 def unkept_steps(reader: StepReader, keep: Policy, *, protected: Collection[str] = ()) -> list[CommittedStep]:
     """Return the committed steps that may go: no policy keeps them, nobody pinned them, none is the latest.
@@ -85,14 +87,16 @@ class RetentionWorker:
             self._wanted.wait_for(lambda: not self._pending and not self._busy, timeout=timeout_secs)
             self._closed = True
             self._wanted.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout=1.0)
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=1.0)
 
     def _run(self) -> None:
         while True:
             with self._wanted:
-                self._wanted.wait_for(lambda: self._pending or self._closed)
-                if self._closed:
+                self._wanted.wait_for(lambda: self._pending or self._closed, timeout=_IDLE_SECS)
+                if self._closed or not self._pending:  # so that a manager which nobody closes leaves no thread for ever
+                    self._thread = None
                     return
                 self._pending = False
                 self._busy = True

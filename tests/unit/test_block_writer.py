@@ -70,7 +70,7 @@ def make_writer(file: BlockFile, num_bytes: int, pool: BufferPool | None = None,
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_writer() -> Iterator[None]:
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("safepoint-")]
+    assert not [thread for thread in threading.enumerate() if thread.name == "safepoint-block-writer"]
 
 
 @pytest.mark.parametrize("alignment", [1, ALIGNMENT])
