@@ -30,7 +30,7 @@ def wait_until_gone(threads: set[threading.Thread]) -> None:
 
 
 def test_the_thread_ends_when_there_is_nothing_to_delete_and_a_new_one_deletes_what_comes_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_IDLE_SECS", 0.05)
     before = retention_threads()
@@ -38,7 +38,7 @@ def test_the_thread_ends_when_there_is_nothing_to_delete_and_a_new_one_deletes_w
         for step in (1, 2):
             manager.save(step, {"w": torch.ones(3)})
             wait_until_gone(retention_threads() - before)
-            assert not list(tmp_path.glob(".trash-*"))
+            assert not list(tmp_path.glob(".trash-*")), caplog.text
         assert {path.name for path in tmp_path.iterdir()} == {"2", ".safepoint"}
 
 
