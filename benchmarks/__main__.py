@@ -26,7 +26,7 @@ from benchmarks.tables import goal_text, print_goals, print_report
 
 _GUARDED = ("save", "async", "restore")
 _MARGIN = 8.0
-"""Of the guard: what a small state on busy cores does to a ratio is less."""
+"""Of the guard: on two cores, quiet or with a load of 5 to 20, a small state missed no goal by more than threefold."""
 
 
 def main() -> int:
