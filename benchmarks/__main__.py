@@ -26,7 +26,7 @@ from benchmarks.tables import goal_text, print_goals, print_report
 
 _GUARDED = ("save", "async", "restore")
 _MARGIN = 8.0
-"""Of the guard: on two cores, quiet or with a load of 5 to 20, a small state missed no goal by more than threefold."""
+"""Of the guard: on two cores with a load of 4 to 20 a small state missed no goal by more than fivefold."""
 
 
 def main() -> int:
@@ -94,7 +94,7 @@ def _loaded(paths: list[Path]) -> list[Report]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure safepoint beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="small sizes: ends within 45 s, prints one line a goal")
+    parser.add_argument("--quick", action="store_true", help="small sizes: about a minute; prints one line a goal")
     parser.add_argument("--suite", action="append", choices=list(SUITES), help="only this one; may be given again")
     parser.add_argument(
         "--guard", action="store_true", help="a quick run that fails when a ratio is far off its goal, twice"
