@@ -122,6 +122,7 @@ class Goal:
         measured: the median; None where the peer is not installed.
         at_most: whether the ratio should be small.
         unit: appended to both numbers.
+        usual: what is reached on idle cores, where that is far short of the target and known not to be a regression.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Goal:
     measured: float | None
     at_most: bool = False
     unit: str = "×"
+    usual: float | None = None
 
     @property
     def is_reached(self) -> bool | None:
@@ -138,10 +140,11 @@ class Goal:
         return self.measured <= self.target if self.at_most else self.measured >= self.target
 
     def is_far_off(self, factor: float) -> bool:
-        """Say whether a ratio misses its goal by more than `factor`: no noise then, but a regression."""
+        """Say whether a ratio misses what is usual, or its goal, by more than `factor`: no noise, but a regression."""
         if self.measured is None or self.unit != "×":
             return False
-        return self.measured > self.target * factor if self.at_most else self.measured < self.target / factor
+        expected = self.target if self.usual is None else self.usual
+        return self.measured > expected * factor if self.at_most else self.measured < expected / factor
 
 
 @dataclass(kw_only=True)

@@ -60,7 +60,8 @@ def measure(settings: Settings, workspace: Workspace) -> Report:
     goals = [
         Goal(name="restore, warm / DCP", target=8.0, measured=warm.speedup(ours, "DCP")),
         Goal(name="restore, warm / torch.load", target=8.0, measured=warm.speedup(ours, "torch.save")),
-        Goal(name="restore, warm / safetensors", target=5.0, measured=warm.speedup(ours, "safetensors")),
+        # safetensors 0.8 maps the file and copies once, without a digest: on idle cores it is the faster one.
+        Goal(name="restore, warm / safetensors", target=5.0, measured=warm.speedup(ours, "safetensors"), usual=0.6),
         Goal(
             name="restore, cold / the best peer",
             target=1.5,

@@ -83,9 +83,10 @@ class Worker(Generic[R]):
 
     def _enqueue(self, call: Callable[[R], object]) -> _Job:
         if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            self._thread = threading.Thread(target=_serve, args=(self._jobs, self._make), name=self._name, daemon=True)
-            self._thread.start()
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            thread = threading.Thread(target=_serve, args=(jobs, self._make), name=self._name, daemon=True)
+            thread.start()  # before it is known: whoever closes meanwhile may wait for it
+            self._jobs, self._thread = jobs, thread
         job = _Job(call)
         self._jobs.put(job)
         return job

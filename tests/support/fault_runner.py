@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Point", "Verdict", "Workshop"]
 
 COUNT = 2
-DEADLINE_SECS = 1.0
+DEADLINE_SECS = 2.0
 WITHOUT_FAULT_SECS = 20.0
 """Where nothing is to fail, nobody need hurry."""
 SLACK_SECS = 4.0

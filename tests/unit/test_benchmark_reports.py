@@ -25,7 +25,8 @@ def race(title: str, **millis: float) -> dict[str, Any]:
 def test_tables_and_chart_are_drawn_from_kept_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     measuring, plot = (importlib.import_module(f"benchmarks.{name}") for name in ("measuring", "plot"))
-    goal = {"name": "a save / DCP", "target": 1.5, "measured": 2.0, "at_most": False, "unit": "×", "is_reached": True}
+    goal = {"name": "a save / DCP", "target": 1.5, "measured": 2.0, "at_most": False, "unit": "×", "usual": None}
+    goal["is_reached"] = True
     races = [race("Save of 1024 MiB", safepoint=500, DCP=1000), race("Blocked time of an async save", safepoint=20)]
     kept = {"suite": "save", "races": races, "goals": [goal], "notes": []}
     report = measuring.Report.from_json(json.loads(json.dumps(kept)))
@@ -47,3 +48,11 @@ def test_the_guard_lets_pass_what_is_within_its_margin(
     monkeypatch.syspath_prepend(str(ROOT))
     goal = importlib.import_module("benchmarks.measuring").Goal(name="a", target=5.0, measured=measured)
     assert goal.is_far_off(8) is is_far_off
+
+
+def test_a_ratio_that_is_known_to_be_short_is_held_to_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    goal = importlib.import_module("benchmarks.measuring").Goal(name="a", target=5.0, measured=0.5, usual=0.6)
+    assert not goal.is_reached
+    assert not goal.is_far_off(8)
+    assert goal.is_far_off(1.1)
