@@ -15,9 +15,10 @@ from safepoint.manager.errors import CheckpointError
 from safepoint.manager.policies import KeepAll, KeepBest, KeepEvery, KeepLast
 
 if TYPE_CHECKING:
+    from safepoint.formats.commit_record import CommitRecord
     from safepoint.manager.policies import Policy
 
-__all__ = ["POLICY_TEXT_CHARS", "policy_from_text", "policy_text"]
+__all__ = ["POLICY_TEXT_CHARS", "policy_from_text", "policy_text", "recorded_policy"]
 
 POLICY_TEXT_CHARS = 500
 """What a policy's text may take of a commit record; one that is longer is cut, and cannot be read back."""
@@ -53,6 +54,12 @@ def policy_from_text(text: str) -> Policy | None:
             return None
         position += len(_SEPARATOR)
     return None
+
+
+def recorded_policy(record: CommitRecord) -> Policy | None:
+    """Return the policy under which a step was saved; None where its record tells none that is understood."""
+    text = record.extra.get("keep")
+    return policy_from_text(text) if isinstance(text, str) else None
 
 
 def _part(match: re.Match[str]) -> Policy:

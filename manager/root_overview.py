@@ -12,6 +12,7 @@ from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.storage import LocalStorage
 from safepoint.manager.disk_usage import bytes_of_each, num_bytes_below, num_bytes_in
 from safepoint.manager.pins import CONTROL_DIR, pinned_steps
+from safepoint.manager.policy_text import recorded_policy
 from safepoint.manager.step_listing import parse_name
 from safepoint.manager.step_reading import StepReader
 
@@ -100,12 +101,14 @@ def overview(storage: Storage, keep: Policy | None = None) -> Overview:
 
     Args:
         storage: of the root.
-        keep: a policy whose reasons are told; None tells of pins and the latest only.
+        keep: a policy whose reasons are told; None takes the one under which the latest step was saved, if it is known.
 
     Raises:
         StorageError: the root cannot be listed.
     """
     listing = StepReader(storage).listing()
+    if keep is None and listing.steps:
+        keep = recorded_policy(listing.steps[-1].record)
     pinned = pinned_steps(storage)
     entries = _steps(listing, pinned, keep)
     shown = {entry.name for entry in entries} | {CONTROL_DIR}

@@ -25,6 +25,9 @@ settings.register_profile(
 settings.register_profile("long", parent=settings.get_profile("short"), max_examples=5000, derandomize=False)
 settings.load_profile("short")  # by hand: --hypothesis-profile=long
 
+# The C library reads this when a process, or the one that it was forked from, first looks up a name. torch looks up
+# that of whatever it connects to, which takes five seconds where no name server answers: longer than many deadlines.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:0")
 os.environ.setdefault("PJRT_DEVICE", "CPU")  # read when torch_xla is first imported, here or in a process of a test
 
 

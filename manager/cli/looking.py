@@ -60,8 +60,9 @@ def ls_command(
 ) -> None:
     """List the steps of a root, in the order of their commits, and whatever else lies there.
 
-    The last column says why a step stays: it is the latest, somebody pinned it, or the policy keeps it that you give
-    here, as the training script has it. A step of a branch that was left by going back is marked.
+    The last column says why a step stays: it is the latest, somebody pinned it, or a policy keeps it: the one that you
+    give here, else the one under which the latest step was saved. A step of a branch that was left by going back is
+    marked.
 
     Examples:
         safepoint ls runs/gpt

@@ -39,7 +39,7 @@ def test_ls_tells_why_each_step_stays(root: Path) -> None:
     by_policy = run("ls", root, "--keep-every", 20, "--keep-best", "1:loss:max", "--json").json["steps"]
     shown = run("ls", root, "--keep-last", 1)
 
-    assert kept == {10: ["pinned"], 20: [], 30: ["latest"]}
+    assert kept == {10: ["pinned", "all"], 20: ["all"], 30: ["latest", "all"]}  # the policy that the run had
     assert [one["kept"] for one in by_policy] == [["pinned", "best 1 by loss"], ["every 20"], ["latest"]]
     assert [line.split("  ")[-1] for line in shown.out.splitlines()[1:]] == [
         "pinned",
