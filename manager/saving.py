@@ -356,6 +356,8 @@ class SaveOperation:
             outcome = self.session.settle(self.step, self.direction.attempt, otherwise=otherwise)
         if outcome == "committed":
             self.session.remember_commit(self.direction.attempt)
+        elif outcome == "unknown":
+            self.session.committed.add(self.direction.attempt)  # if it is found to be one, it is this run's own
         if isinstance(error, CheckpointError):
             error.outcome = outcome
             error.with_context(step=self.step)
