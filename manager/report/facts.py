@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from safepoint.manager.errors import CheckpointError, StepNotFoundError
 from safepoint.manager.history import read_history
-from safepoint.manager.policy_text import policy_from_text
 from safepoint.manager.progress import QUIET
 from safepoint.manager.report.leaves import StepFacts, item_bytes, step_facts
 from safepoint.manager.report.trusting import as_number, as_secs, as_text, as_time, as_whole
@@ -165,12 +164,10 @@ def collect(storage: Storage, keep: Policy | None = None, *, progress: Progress 
     Raises:
         StorageError: the root cannot be listed.
     """
-    shown = overview(storage, keep)
+    shown = overview(storage, keep)  # which takes the recorded policy by itself
     text = "" if keep is None else repr(keep)
     if keep is None and shown.steps:
         text = as_text(_record(shown.steps[-1]).extra.get("keep"))
-        keep = policy_from_text(text)
-        shown = overview(storage, keep) if keep is not None else shown
     history = read_history(storage)
     facts = RootFacts(root=storage.location, policy=text, has_history=bool(history))
     facts.saves = _saves(shown, history)
