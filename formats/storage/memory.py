@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from safepoint.formats.checksum import BLOCK_BYTES, digest
+from safepoint.formats.checksum import BLOCK_BYTES
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
 from safepoint.formats.storage.base import (
     Entry,
@@ -18,16 +18,15 @@ from safepoint.formats.storage.base import (
     FileWriter,
     Storage,
     VersionedBytes,
-    WrittenFile,
     split_name,
     split_path,
 )
+from safepoint.formats.storage.gathering import GatheringWriter
 from safepoint.formats.storage.system import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from typing_extensions import Buffer
 
 __all__ = ["MemoryReader", "MemoryStorage"]
 
@@ -304,55 +303,23 @@ class MemoryStorage(Storage):
                 parent.changes += 1
 
 
-class _MemoryWriter(FileWriter):
+class _MemoryWriter(GatheringWriter):
     def __init__(self, storage: MemoryStorage, path: str, *, num_bytes: int, block_bytes: int) -> None:
+        super().__init__(storage.describe(path), num_bytes=num_bytes, block_bytes=block_bytes)
         storage.put(path, b"")
         self._storage = storage
         self._path = path
         self._parent, self._name = storage._parent(path, "write")  # noqa: SLF001 - one class in two parts
         self._file = _File(b"")
         self._parent.entries[self._name] = self._file
-        self._num_bytes = num_bytes
-        self._block_bytes = block_bytes
-        self._data = bytearray()
-        self._open = True
 
     @override
-    def append(self, data: Buffer) -> None:
-        self._check_open()
-        view = memoryview(data)
-        if not view.c_contiguous:
-            raise InvalidArgumentError("a writer takes C-contiguous memory only")
-        if len(self._data) + view.nbytes > self._num_bytes:
-            raise InvalidArgumentError("more bytes appended than announced", path=self._storage.describe(self._path))
-        self._data += view.tobytes()
+    def _keep(self, data: bytes) -> None:
+        self._storage._store(self._path, self._file, data)  # noqa: SLF001
 
     @override
-    def finish(self) -> WrittenFile:
-        self._check_open()
-        if len(self._data) != self._num_bytes:
-            self.abort()
-            raise InvalidArgumentError("fewer bytes appended than announced", path=self._storage.describe(self._path))
-        try:
-            data = bytes(self._data)
-            self._storage._store(self._path, self._file, data)  # noqa: SLF001
-        except BaseException:
-            self.abort()
-            raise
-        self._open = False
-        starts = range(0, len(data), self._block_bytes)
-        digests = tuple(digest(data[start : start + self._block_bytes]) for start in starts)
-        return WrittenFile(num_bytes=len(data), block_bytes=self._block_bytes, digests=digests)
-
-    @override
-    def abort(self) -> None:
-        if self._open:
-            self._open = False
-            self._storage._discard(self._parent, self._name, self._file)  # noqa: SLF001
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise InvalidArgumentError("this writer was finished or aborted already")
+    def _discard(self) -> None:
+        self._storage._discard(self._parent, self._name, self._file)  # noqa: SLF001
 
 
 class MemoryReader(FileReader):

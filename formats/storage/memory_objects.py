@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import override
 
-from safepoint.formats.checksum import BLOCK_BYTES, digest
+from safepoint.formats.checksum import BLOCK_BYTES
 from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, StorageError
 from safepoint.formats.storage.base import (
     PART_BYTES,
@@ -21,17 +21,16 @@ from safepoint.formats.storage.base import (
     FileWriter,
     Storage,
     VersionedBytes,
-    WrittenFile,
     split_name,
     split_path,
 )
+from safepoint.formats.storage.gathering import GatheringWriter
 from safepoint.formats.storage.memory import MemoryReader
 from safepoint.formats.storage.system import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from typing_extensions import Buffer
 
 __all__ = ["MemoryObjects"]
 
@@ -195,46 +194,18 @@ class MemoryObjects(Storage):
         return storage_error(OSError(number, ""), action, self.describe(path))
 
 
-class _ObjectWriter(FileWriter):
-    """Gathers the file and puts it at the end: until then nobody sees anything of it."""
+class _ObjectWriter(GatheringWriter):
+    """Puts the file at the end: until then nobody sees anything of it."""
 
     def __init__(self, storage: MemoryObjects, path: str, *, num_bytes: int, block_bytes: int) -> None:
+        super().__init__(storage.describe(path), num_bytes=num_bytes, block_bytes=block_bytes)
         self._storage = storage
         self._path = path
-        self._num_bytes = num_bytes
-        self._block_bytes = block_bytes
-        self._data = bytearray()
-        self._open = True
 
     @override
-    def append(self, data: Buffer) -> None:
-        self._check_open()
-        view = memoryview(data)
-        if not view.c_contiguous:
-            raise InvalidArgumentError("a writer takes C-contiguous memory only")
-        if len(self._data) + view.nbytes > self._num_bytes:
-            raise self._wrong_size("more")
-        self._data += view.tobytes()
-
-    @override
-    def finish(self) -> WrittenFile:
-        self._check_open()
-        self._open = False
-        data = bytes(self._data)
-        if len(data) != self._num_bytes:
-            raise self._wrong_size("fewer")
+    def _keep(self, data: bytes) -> None:
         self._storage.put(self._path, data)
-        starts = range(0, len(data), self._block_bytes)
-        digests = tuple(digest(data[start : start + self._block_bytes]) for start in starts)
-        return WrittenFile(num_bytes=len(data), block_bytes=self._block_bytes, digests=digests)
 
     @override
-    def abort(self) -> None:
-        self._open = False
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise InvalidArgumentError("this writer was finished or aborted already")
-
-    def _wrong_size(self, what: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{what} bytes appended than announced", path=self._storage.describe(self._path))
+    def _discard(self) -> None:
+        pass
