@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from safepoint.manager.packing import SMALL_BYTES
+from safepoint.manager.packing import SMALL_BYTES, Packer
 from safepoint.manager.sources import (
     PlannedPiece,
     Source,
@@ -78,17 +78,20 @@ def stage_files(
         progress: called with the bytes that were copied.
     """
     images = slab.images([file.layout.num_bytes for file in files])
-    for file, image in zip(files, images, strict=True):
-        header = file.layout.header
-        image.numpy()[: len(header)] = memoryview(header)
-        if file.layout.framing is None:
-            _stage_packed(file, source, image, progress)
-        else:
-            _stage_apart(file, source, image, progress)
+    with Packer(sum(image.numel() for image in images)) as packer:
+        for file, image in zip(files, images, strict=True):
+            header = file.layout.header
+            image.numpy()[: len(header)] = memoryview(header)
+            if file.layout.framing is None:
+                _stage_packed(file, source, image, packer, progress)
+            else:
+                _stage_apart(file, source, image, progress)
     return [image.numpy().data for image in images]
 
 
-def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor, progress: Callable[[int], None]) -> None:
+def _stage_packed(
+    file: PlannedFile, source: Source, image: torch.Tensor, packer: Packer, progress: Callable[[int], None]
+) -> None:
     position = len(file.layout.header)
 
     def room_for(num_bytes: int) -> torch.Tensor:
@@ -96,7 +99,7 @@ def _stage_packed(file: PlannedFile, source: Source, image: torch.Tensor, progre
         position += num_bytes
         return image[position - num_bytes : position]
 
-    for run in packed(file.pieces, source, room_for):
+    for run in packed(file.pieces, source, room_for, copy=packer.pack):
         progress(len(run))
 
 

@@ -1,30 +1,36 @@
 """Copies many host tensors back to back into one piece of host memory, at the speed of a plain copy.
 
-Large tensors are cut into parts that a few threads copy without the GIL; torch's own parallel copy meets after every
-tensor, which on a busy machine costs several times the copy. Runs of small ones go through one call for all of them,
-since what counts there is the calls. Knows nothing of leaves and files.
+Large tensors are cut into parts that a few threads copy without the GIL, and that go on from one tensor and one run to
+the next; torch's own parallel copy meets after every tensor, which on a busy machine costs several times the copy. Runs
+of small ones go through one call for all of them, since what counts there is the calls. Knows nothing of leaves and
+files.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import TracebackType
 
-__all__ = ["SMALL_BYTES", "num_cores", "pack"]
+__all__ = ["SMALL_BYTES", "Packer", "num_cores", "pack"]
 
 SMALL_BYTES = 32 << 10
 """Tensors smaller than this are copied many at once."""
 
-_PART_BYTES = 4 << 20
-_BYTES_WORTH_A_THREAD = 32 << 20
+_PART_BYTES = 16 << 20
+_WAITING_BYTES = 32 << 20
+"""How much may wait to be copied: of tensors that were made for this, so much is in memory twice."""
+
+_BYTES_WORTH_A_THREAD = 16 << 20
 _MOST_THREADS = 4
 _CAT_DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 """For which `torch.cat` is one copy of memory after the other."""
@@ -32,24 +38,99 @@ _CAT_DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _Part = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
-def pack(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Copy contiguous host tensors, bit for bit, one after the other into `out`, which they fill exactly.
+class Packer:
+    """Copies run after run, with a thread a core where there is much to copy; all of it is done when it is left.
 
     Args:
-        tensors: neither conjugate nor negative views.
-        out: bytes, one dimension.
+        num_bytes: of all runs together, or more.
     """
-    parts: list[_Part] = []
-    start = 0
-    for is_small, run in groupby(tensors, key=_is_small):
-        if is_small:
-            start = _pack_small(list(run), out, start)
-            continue
-        for tensor in run:
-            end = start + tensor.nbytes
-            parts.extend(_cut(out[start:end].numpy(), _bytes_of(tensor).numpy()))
-            start = end
-    _copy_all(parts)
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_helpers = min(_MOST_THREADS, num_cores(), num_bytes // _BYTES_WORTH_A_THREAD) - 1
+        self._helpers: list[threading.Thread] = []
+        self._waiting: deque[_Part] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        for _ in range(self._num_helpers):
+            helper = threading.Thread(target=self._help, name="safepoint-copy", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
+                break
+            self._helpers.append(helper)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._copy_until(0)
+        with self._changed:
+            self._is_over = True
+            self._waiting.clear()  # nothing is left but after an error
+            self._changed.notify_all()
+        for helper in self._helpers:
+            helper.join()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def pack(self, tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Copy contiguous host tensors, bit for bit, one after the other into `out`, which they fill exactly.
+
+        Args:
+            tensors: neither conjugate nor negative views; not to be changed before the packer is left.
+            out: bytes, one dimension.
+        """
+        start = 0
+        for is_small, run in groupby(tensors, key=_is_small):
+            if is_small:
+                start = _pack_small(list(run), out, start)
+                continue
+            for tensor in run:
+                end = start + tensor.nbytes
+                self._add(_cut(out[start:end].numpy(), _bytes_of(tensor).numpy()), end - start)
+                start = end
+
+    def _add(self, parts: Iterator[_Part], num_bytes: int) -> None:
+        with self._changed:
+            self._waiting.extend(parts)
+            self._waiting_bytes += num_bytes
+            self._changed.notify_all()
+        self._copy_until(_WAITING_BYTES if self._helpers else 0)
+
+    def _copy_until(self, limit_bytes: int) -> None:
+        while self._waiting_bytes > limit_bytes and self._copy_one():
+            pass
+
+    def _copy_one(self) -> bool:
+        with self._changed:
+            if not self._waiting:
+                return False
+            target, source = self._waiting.popleft()
+            self._waiting_bytes -= len(source)
+        np.copyto(target, source)
+        return True
+
+    def _help(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting or self._is_over)
+                    if self._is_over:
+                        return
+                self._copy_one()
+        except BaseException as error:  # noqa: BLE001 - raised where the packer is left
+            self._failure = error
+
+
+def pack(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Copy one run, as `Packer.pack` does, and return when it is done."""
+    with Packer(out.numel()) as packer:
+        packer.pack(tensors, out)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
@@ -86,33 +167,6 @@ def _dtype_of(tensor: torch.Tensor) -> torch.dtype:
 def _cut(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Iterator[_Part]:
     for start in range(0, len(source), _PART_BYTES):
         yield target[start : start + _PART_BYTES], source[start : start + _PART_BYTES]
-
-
-def _copy_all(parts: list[_Part]) -> None:
-    num_bytes = sum(len(source) for _, source in parts)
-    threads = min(_MOST_THREADS, num_cores(), num_bytes // _BYTES_WORTH_A_THREAD)
-    waiting = iter(parts)
-    lock = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                part = next(waiting, None)
-            if part is None:
-                return
-            np.copyto(*part)
-
-    helpers = []
-    for _ in range(1, threads):
-        helper = threading.Thread(target=work, name="safepoint-copy", daemon=True)
-        try:
-            helper.start()
-        except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
-            break
-        helpers.append(helper)
-    work()
-    for helper in helpers:
-        helper.join()
 
 
 def num_cores() -> int:

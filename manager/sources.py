@@ -192,6 +192,7 @@ def packed(
     room_for: Callable[[int], torch.Tensor],
     *,
     run_bytes: int = RUN_BYTES,
+    copy: Callable[[Sequence[torch.Tensor], torch.Tensor], None] = pack,
 ) -> Iterator[torch.Tensor]:
     """Load pieces run by run, and copy each run to where `room_for(num_bytes)` says; yield that.
 
@@ -200,13 +201,14 @@ def packed(
         source: of them.
         room_for: returns the memory that a run fills.
         run_bytes: of a run at most, or of one piece.
+        copy: puts the pieces of a run into the memory of the run.
     """
     for batch in batches(pieces, piece_bytes):
         source.prepare(batch)
         for run in batches(batch, piece_bytes, run_bytes):
             out = room_for(sum(piece.num_bytes for piece in run))
             with paused_collection():
-                pack([source.load(piece) for piece in run], out)
+                copy([source.load(piece) for piece in run], out)
             yield out
 
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import threading
+
+import pytest
 import torch
 
-from safepoint.manager.packing import SMALL_BYTES, pack
+from safepoint.manager.packing import SMALL_BYTES, Packer, pack
 from safepoint.manager.staging import HostSlab
 
 
@@ -44,6 +47,46 @@ def test_packing_takes_parameters_and_nothing() -> None:
     pack([parameter], out)
     assert out.numpy().tobytes() == expected([parameter.detach()])
     pack([], out[:0])
+
+
+def test_runs_that_several_threads_copy_are_there_when_the_packer_is_left() -> None:
+    runs = [[torch.randn(3 << 20), torch.randn(5), torch.randn(SMALL_BYTES + number)] for number in range(6)]
+    out = torch.zeros(sum(tensor.nbytes for run in runs for tensor in run), dtype=torch.uint8)
+    with Packer(out.numel()) as packer:
+        start = 0
+        for run in runs:
+            end = start + sum(tensor.nbytes for tensor in run)
+            packer.pack(run, out[start:end])
+            start = end
+    assert out.numpy().tobytes() == b"".join(map(expected, runs))
+    assert "safepoint-copy" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_copy_that_fails_in_any_thread_fails_the_packing() -> None:
+    out = torch.empty(64 << 20, dtype=torch.uint8)
+    tensor = torch.randn(9 << 20)
+
+    def pack_too_much() -> None:
+        with Packer(256 << 20) as packer:
+            for _ in range(4):
+                packer.pack([tensor], out[: tensor.nbytes - 1])
+
+    with pytest.raises(ValueError, match="broadcast"):
+        pack_too_much()
+    assert "safepoint-copy" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_packing_that_is_broken_off_ends_its_threads() -> None:
+    out = torch.empty(64 << 20, dtype=torch.uint8)
+
+    def break_off() -> None:
+        with Packer(256 << 20) as packer:
+            packer.pack([torch.randn(16 << 20)], out)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
+    assert "safepoint-copy" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_slab_is_used_again_and_its_images_begin_on_pages() -> None:
