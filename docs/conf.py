@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from sphinx.util.inspect import signature as signature_of
+from sphinx.util.inspect import stringify_signature
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -27,6 +31,8 @@ default_role = "code"
 highlight_language = "none"
 
 autodoc_member_order = "bysource"
+# What the page says of a class comes from its own docstrings, not from the package that it is made for.
+autodoc_mock_imports = [] if importlib.util.find_spec("transformers") else ["transformers"]
 autodoc_typehints = "none"
 autoclass_content = "both"
 napoleon_google_docstring = True
@@ -75,7 +81,16 @@ def _code_as_code(app: Any, what: str, name: str, obj: Any, options: Any, lines:
             return
 
 
+def _own_constructor(app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returned: str) -> Any:
+    """Show a class's own constructor where the stand-in for its base, of a package not installed here, hides it."""
+    del app, name, options
+    if what != "class" or signature != "(*args, **kwargs)" or "__init__" not in vars(obj):
+        return None
+    return stringify_signature(signature_of(obj.__init__, bound_method=True), show_annotation=False), returned
+
+
 def setup(app: Any) -> None:
-    """Connect the two to Sphinx."""
+    """Connect these to Sphinx."""
     app.connect("source-read", _keep_links_inside)
     app.connect("autodoc-process-docstring", _code_as_code, priority=100)
+    app.connect("autodoc-process-signature", _own_constructor)
