@@ -105,7 +105,7 @@ def find_server(address: Address, *, deadline_secs: float) -> str:
                     return host
                 failures[host] = "another server answers there"
             except StuckError:
-                failures[host] = "no answer"
+                failures.setdefault(host, "no answer")  # what it said before tells more than a try that was cut short
             except (OSError, dist.DistError) as error:
                 failures[host] = str(error).split("\n", maxsplit=1)[0]
             finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -196,3 +198,28 @@ def test_another_server_at_the_address_is_not_taken_for_ours(server: Server) -> 
     with pytest.raises(RendezvousTimeoutError, match="another server answers there") as caught:
         find_server(wrong, deadline_secs=3.0)
     assert caught.value.absent == (0,)
+
+
+def test_what_a_host_answered_is_told_although_the_last_try_was_cut_short(server: Server) -> None:
+    def relay() -> None:
+        """Pass on one try, which is a connection to see whether anybody listens and one to ask; hold all others up."""
+        listening.accept()[0].close()
+        with listening.accept()[0] as client, socket.create_connection(("127.0.0.1", server.address.port)) as above:
+            back = threading.Thread(target=pass_on, args=(above, client))
+            back.start()
+            pass_on(client, above)
+            back.join()
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(4096):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        relaying = threading.Thread(target=relay)
+        relaying.start()
+        port = listening.getsockname()[1]
+        wrong = Address(hosts=(), port=port, boot_id=server.address.boot_id, nonce="other")
+        with pytest.raises(RendezvousTimeoutError, match="another server answers there"):
+            find_server(wrong, deadline_secs=3.0)
+        relaying.join(timeout=30)
