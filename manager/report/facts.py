@@ -97,7 +97,10 @@ class SaveFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """One run: its first and last commit, and what it went on from."""
+    """One run: its first and last commit that are still there, and what it went on from.
+
+    `continued_from` is the step, which may be gone since; None where that is not known any more, or `is_fresh`.
+    """
 
     run: str
     num_commits: int
@@ -171,7 +174,7 @@ def collect(storage: Storage, keep: Policy | None = None, *, progress: Progress 
     history = read_history(storage)
     facts = RootFacts(root=storage.location, policy=text, has_history=bool(history))
     facts.saves = _saves(shown, history)
-    facts.runs = _runs([_record(entry) for entry in shown.steps])
+    facts.runs = _runs([_record(entry) for entry in shown.steps], history)
     facts.restores = [found for line in history if (found := _restore(line)) is not None]
     facts.faults = [*_past_faults(history), *_present_faults(shown)]
     facts.others = [
@@ -248,7 +251,7 @@ def _removed(line: Mapping[str, Any]) -> SaveFacts | None:
     return _timed(save, line, as_secs(line.get("secs")))
 
 
-def _runs(records: Sequence[CommitRecord]) -> list[RunFacts]:
+def _runs(records: Sequence[CommitRecord], history: Sequence[Mapping[str, Any]]) -> list[RunFacts]:
     steps = {record.attempt: record.step for record in records}
     by_run: dict[str, list[CommitRecord]] = {}
     for record in records:
@@ -261,11 +264,34 @@ def _runs(records: Sequence[CommitRecord]) -> list[RunFacts]:
             last_step=committed[-1].step,
             since=as_time(committed[0].created),
             until=as_time(committed[-1].created),
-            continued_from=steps.get(committed[0].parent or ""),
+            continued_from=_start(committed[0], steps, history),
             is_fresh=committed[0].parent is None,
         )
         for run, committed in by_run.items()
     ]
+
+
+def _start(first: CommitRecord, steps: Mapping[str, int], history: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the step that a run went on from, as far as commits that are there, and the history, tell.
+
+    Args:
+        first: of its commits that are there.
+        steps: of the commits that are there, by attempt.
+        history: the oldest first.
+    """
+    parent = first.parent or ""
+    if parent in steps:
+        return steps[parent]
+    restored = None
+    for line in history:
+        is_own = as_text(line.get("run")) == first.run
+        if is_own and line["event"] == "RestoreDone":
+            restored = as_whole(line.get("step"))
+        if is_own and line["event"] == "SaveCommitted":
+            break  # the parent, or older: what came after it, the run did not begin with
+        if parent and as_text(line.get("attempt")) == parent and line["event"] == "SaveCommitted":
+            return as_whole(line.get("step"))
+    return restored
 
 
 def _restore(line: Mapping[str, Any]) -> RestoreFacts | None:

@@ -105,10 +105,11 @@ def _step_row(save: SaveFacts, *, has_policy: bool) -> list[str]:
 def runs_section(facts: RootFacts) -> Markup:
     """Return who committed what, and from where each went on."""
     rows = []
+    there = {save.step for save in facts.kept}
     for run in reversed(facts.runs):
-        start = "a fresh start" if run.is_fresh else "a step that is gone"
+        start = "a fresh start" if run.is_fresh else "not known any more"
         if run.continued_from is not None:
-            start = f"step {run.continued_from}"
+            start = f"step {run.continued_from}" + ("" if run.continued_from in there else ", gone since")
         steps = str(run.first_step) if run.num_commits == 1 else f"{run.first_step} to {run.last_step}"
         rows.append([tag("code", run.run), start, steps, f"{run.num_commits:,}", moment(run.since), moment(run.until)])
     return join(

@@ -35,7 +35,7 @@ def _leaf_table(step: StepFacts) -> Markup | None:
         return None
     shown = step.leaves[:_MAX_LEAVES]
     caption = (
-        f"All {len(step.leaves):,} leaves" if len(shown) == len(step.leaves) else f"The {len(shown)} largest leaves"
+        f"All leaves: {len(step.leaves):,}" if len(shown) == len(step.leaves) else f"The {len(shown)} largest leaves"
     )
     rows = [[leaf.path, leaf.dtype, leaf.shape, size(leaf.num_bytes), f"{leaf.num_regions:,}"] for leaf in shown]
     table = data_table(f"{caption}, the largest first", ("leaf", "dtype", "shape", "size", "regions"), rows, right="34")

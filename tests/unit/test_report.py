@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,35 +22,13 @@ from safepoint.manager.report.markup import duration, json_script, tag
 from safepoint.manager.report.treemap import Box, squarify
 
 from support.command import commit_sharded, flip_byte, run
+from support.page_elements import Elements
 from support.report_root import make_root
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"' onload=x"
-
-
-class Elements(HTMLParser):
-    """Every element of a page, with its attributes, and the text outside of styles and scripts."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._inside = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        self._inside = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        del tag
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside not in ("style", "script"):
-            self.text += f" {data}"
 
 
 def facts_of(root: Path) -> RootFacts:
@@ -97,6 +74,23 @@ def test_a_real_run_is_told_from_its_records(tmp_path: Path) -> None:
     assert facts.latest is not None
     assert [leaf.path for leaf in facts.latest.leaves] == ["optimizer.m", "model"]
     assert [writer.process_index for writer in facts.latest.writers] == [0]
+
+
+def test_where_a_run_went_on_is_told_also_when_that_step_is_gone_and_never_guessed(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(3)}
+    for steps in ((1, 2, 3), (4, 5), (6, 7, 8)):
+        with CheckpointManager(tmp_path, keep=KeepLast(2)) as manager:
+            manager.restore_latest(dict(state))
+            for step in steps:
+                manager.save(step, state)
+    facts = facts_of(tmp_path)
+    assert [(run.first_step, run.continued_from, run.is_fresh) for run in facts.runs] == [(7, 5, False)]
+    assert "step 5, gone since" in Elements(render(facts)).text
+
+    (tmp_path / ".safepoint" / "history.jsonl").unlink()
+    facts = facts_of(tmp_path)
+    assert [(run.continued_from, run.is_fresh) for run in facts.runs] == [(None, False)]
+    assert "not known any more" in Elements(render(facts)).text
 
 
 def test_the_policy_is_the_one_that_the_latest_save_left_in_its_record(tmp_path: Path) -> None:
