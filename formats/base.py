@@ -249,7 +249,7 @@ class Format(Protocol):
 
     @property
     def plans_by_geometry(self) -> bool:
-        """Whether a plan follows from the portions, the mode and the process alone, and is kept for later saves then."""
+        """Whether a plan follows from the portions, the mode and the process alone; it is kept for later saves then."""
         ...
 
     def arrange(self, leaves: Sequence[LeafParts], outline: Callable[[], Mapping[str, Any]]) -> Mapping[TreePath, JSON]:
