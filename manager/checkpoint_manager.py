@@ -166,7 +166,7 @@ class CheckpointManager(LookingAtSteps, Closing):
 
         *Blocks until* the step is committed and every process knows; with `blocking=False` until the state is copied
         to the host, when the caller may change it. One such save is in flight at a time: the next one waits for it,
-        and raises its failure, if it failed.
+        and raises its failure, if it failed. Where this process has no memory for the copy it waits for the commit.
 
         Args:
             step: whole number of at least 0.
@@ -218,10 +218,11 @@ class CheckpointManager(LookingAtSteps, Closing):
                 step=operation.step, saved=False, reason=skip_reason, blocked_secs=time.monotonic() - started
             )
         operation.stage()
-        if blocking:
-            operation.complete(self._coordinator)
+        coordinator = self._coordinator if blocking else self._coordinator.background()
+        if operation.blocking:
+            operation.complete(coordinator)
         else:
-            self._in_flight = BackgroundSave(operation, self._coordinator.background())
+            self._in_flight = BackgroundSave(operation, coordinator)
         return operation.result(blocked_secs=time.monotonic() - started)
 
     @one_at_a_time

@@ -7,16 +7,20 @@ Knows no directories and no processes.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
+from safepoint.manager.device_copies import DeviceCopies
+from safepoint.manager.events import sized
 from safepoint.manager.packing import SMALL_BYTES, Packer
 from safepoint.manager.sources import (
     PlannedPiece,
     Source,
+    StateSource,
     batches,
     byte_view,
     flat_bytes,
@@ -26,15 +30,16 @@ from safepoint.manager.sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from safepoint.formats.base import FileLayout, Framing, Placement
     from safepoint.formats.manifest import ShardEntry, TreePath
     from safepoint.formats.storage import FileWriter
     from safepoint.manager.staging import HostSlab
 
-__all__ = ["Located", "PlannedFile", "append_image", "append_pieces", "loaded_pieces", "stage_files"]
+__all__ = ["Located", "PlannedFile", "append_image", "append_pieces", "has_room", "loaded_pieces", "stage_files"]
 
+logger = logging.getLogger("safepoint")
 
 Located = tuple["tuple[tuple[TreePath, ShardEntry], ...]", "tuple[tuple[TreePath, ShardEntry], ...]"]
 """Shards, and copies of shards."""
@@ -66,8 +71,22 @@ def _moved(shards: tuple[tuple[TreePath, ShardEntry], ...], number: int) -> tupl
     return tuple((path, replace(entry, file=number)) for path, entry in shards)
 
 
+def has_room(slab: HostSlab, files: Sequence[PlannedFile], *, step: int) -> bool:
+    """Say whether there is memory for the images of these files, and log it where there is not."""
+    sizes = [file.layout.num_bytes for file in files]
+    shortage = slab.shortage(sizes)
+    if shortage:
+        logger.warning(
+            "step %d is saved before save() returns: to copy it first would take %s of memory, which is %s too much",
+            step,
+            sized(sum(sizes)),
+            sized(shortage),
+        )
+    return not shortage
+
+
 def stage_files(
-    files: Sequence[PlannedFile], source: Source, slab: HostSlab, progress: Callable[[int], None]
+    files: Sequence[PlannedFile], source: StateSource, slab: HostSlab, progress: Callable[[int], None]
 ) -> list[memoryview]:
     """Make the image of each file in the slab; when this returns, the caller may change anything.
 
@@ -78,19 +97,24 @@ def stage_files(
         progress: called with the bytes that were copied.
     """
     images = slab.images([file.layout.num_bytes for file in files])
-    with Packer(sum(image.numel() for image in images)) as packer:
+    with Packer(sum(image.numel() for image in images)) as packer, DeviceCopies(slab.pin) as copies:
         for file, image in zip(files, images, strict=True):
             header = file.layout.header
             image.numpy()[: len(header)] = memoryview(header)
             if file.layout.framing is None:
-                _stage_packed(file, source, image, packer, progress)
+                _stage_packed(file, source, image, packer, copies, progress)
             else:
                 _stage_apart(file, source, image, progress)
     return [image.numpy().data for image in images]
 
 
 def _stage_packed(
-    file: PlannedFile, source: Source, image: torch.Tensor, packer: Packer, progress: Callable[[int], None]
+    file: PlannedFile,
+    source: StateSource,
+    image: torch.Tensor,
+    packer: Packer,
+    copies: DeviceCopies,
+    progress: Callable[[int], None],
 ) -> None:
     position = len(file.layout.header)
 
@@ -99,8 +123,22 @@ def _stage_packed(
         position += num_bytes
         return image[position - num_bytes : position]
 
-    for run in packed(file.pieces, source, room_for, copy=packer.pack):
-        progress(len(run))
+    for is_on_device, run in _by_place(file.pieces, source):
+        if is_on_device:
+            for piece in run:
+                live = source.on_device(piece)
+                assert live is not None
+                copies.begin(live, room_for(piece.num_bytes))
+                progress(piece.num_bytes)
+        else:
+            for out in packed(tuple(run), source, room_for, copy=packer.pack):
+                progress(len(out))
+
+
+def _by_place(pieces: Sequence[PlannedPiece], source: StateSource) -> Iterable[tuple[bool, Iterable[PlannedPiece]]]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return [(False, pieces)]  # nor asked of each
+    return groupby(pieces, key=lambda piece: source.on_device(piece) is not None)
 
 
 def _stage_apart(file: PlannedFile, source: Source, image: torch.Tensor, progress: Callable[[int], None]) -> None:

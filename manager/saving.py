@@ -24,7 +24,7 @@ from safepoint.manager.errors import (
     RendezvousTimeoutError,
     StorageError,
 )
-from safepoint.manager.file_bytes import stage_files
+from safepoint.manager.file_bytes import has_room, stage_files
 from safepoint.manager.manifesting import assemble_manifest, check_written, commit_record
 from safepoint.manager.part_writing import write_part
 from safepoint.manager.planning import lay_out_files, plan_together
@@ -64,6 +64,7 @@ class SaveOperation:
     session: Session
     on_exists: OnExists
     blocking: bool
+    """Also where there is no memory for a copy of what is saved; known from `stage` on."""
     slab: HostSlab
     retention: RetentionWorker
     check: Callable[[], tuple[int, dict[str, float]]]
@@ -188,6 +189,7 @@ class SaveOperation:
             )
         else:
             self._source = LiveSource(self.flat.arrays)
+        self.blocking = self.blocking or not has_room(self.slab, self._files, step=self.step)
         if not self.blocking:
             self._send()
             self._source = stage_files(self._files, self._source, self.slab, self._advance)

@@ -30,6 +30,7 @@ __all__ = [
     "LiveSource",
     "PlannedPiece",
     "Source",
+    "StateSource",
     "batches",
     "byte_view",
     "flat_bytes",
@@ -88,6 +89,13 @@ class Source(Protocol):
         """Return the piece as a contiguous host tensor, valid until its memory is changed."""
 
 
+class StateSource(Source, Protocol):
+    """Gives pieces of live state, which may be on a device."""
+
+    def on_device(self, piece: PlannedPiece) -> torch.Tensor | None:
+        """Return the piece as it lies on a CUDA device, strided, where it need not be loaded; else None."""
+
+
 class LiveSource:
     """The state itself; every part is held by this process."""
 
@@ -107,6 +115,10 @@ class LiveSource:
         for part in piece.parts:
             raw_view(whole)[part.region.slices_in(piece.region)].copy_(raw_view(leaf.read(part.region)))
         return whole
+
+    def on_device(self, piece: PlannedPiece) -> torch.Tensor | None:
+        """Return live memory where that is in one place."""
+        return self._arrays[piece.path].device_memory(piece.region) if len(piece.parts) == 1 else None
 
 
 class GatherSource:
@@ -146,6 +158,11 @@ class GatherSource:
                 self._receive(data, part)
             raw_view(whole)[part.region.slices_in(piece.region)].copy_(raw_view(data))
         return whole
+
+    def on_device(self, piece: PlannedPiece) -> torch.Tensor | None:
+        """Return live memory where that is in one place, and that is this process."""
+        here = len(piece.parts) == 1 and piece.parts[0].source == self._process_index
+        return self._arrays[piece.path].device_memory(piece.region) if here else None
 
     def _receive(self, data: torch.Tensor, part: WriteAssignment) -> None:
         self._transport.receive(flat_bytes(data), source=part.source, deadline_secs=self._deadline_secs)

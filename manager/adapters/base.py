@@ -169,6 +169,14 @@ class ArrayLeaf(ABC):
         del region
         return None
 
+    def device_memory(self, region: Region) -> torch.Tensor | None:
+        """Return the live memory of `region` where that is on a CUDA device and holds its values, or None.
+
+        It is strided, of the region's shape and without gradient; only to be read.
+        """
+        del region
+        return None
+
     def check_data(self, region: Region, data: torch.Tensor) -> None:
         """Check that `data` has exactly the leaf's dtype and the region's shape: nothing is ever cast."""
         dtype = str(data.dtype).removeprefix("torch.")

@@ -103,6 +103,11 @@ class TensorLeaf(ArrayLeaf):
                 # Bytes were put there behind autograd's back: a graph that saved this tensor must notice.
                 torch.autograd.graph.increment_version(live)
 
+    def device_memory(self, region: Region) -> torch.Tensor | None:
+        """Return the piece, or the part of it, as it lies on its device."""
+        live = self._find(region)[1]
+        return live.detach() if live.is_cuda and not is_lazy_view(live) else None
+
     def memory(self) -> Memory | None:
         """Return the memory of a plain tensor on a device whose addresses are told."""
         live = self._pieces[0].tensor if len(self._pieces) == 1 else None

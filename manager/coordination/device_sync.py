@@ -24,7 +24,18 @@ def sync_devices() -> None:
         device = getattr(torch, name, None)
         if device is not None and device.is_initialized():
             for index in range(device.device_count()):
-                device.synchronize(index)
+                if _is_open(name, index):
+                    device.synchronize(index)
+
+
+def _is_open(name: str, index: int) -> bool:
+    """Say whether this process uses a device; to wait for one that it does not would take memory on it.
+
+    Of the devices that it sees, a process of several on a host uses one.
+    """
+    if name != "cuda":
+        return True
+    return bool(torch._C._cuda_hasPrimaryContext(index))  # type: ignore[attr-defined] # noqa: SLF001 - nothing public
 
 
 def xla_is_in_use() -> bool:

@@ -13,6 +13,7 @@ from safepoint.manager.errors import (
     CheckpointError,
     StructureMismatchError,
 )
+from safepoint.manager.staging import HostSlab
 
 from support.matrix import cases
 from support.sharded_states import LEAVES, check_state, expected, make_state
@@ -34,8 +35,10 @@ def mesh_for(count: int) -> tuple[int, ...]:
     return {1: (1,), 2: (2,), 3: (3,), 4: (2, 2)}[count]
 
 
-def save_case(_rank: int, root: str, mode: Any, mesh: tuple[int, ...], how: str = "blocking") -> tuple[str, int]:
+def save_case(rank: int, root: str, mode: Any, mesh: tuple[int, ...], how: str = "blocking") -> tuple[str, int]:
     with open_manager(root, mode=mode) as manager:
+        if how == f"async without memory on {rank}":
+            manager._slab = HostSlab(lambda: 0)
         result = manager.save(7, make_state(mesh), blocking=how == "blocking")
         manager.wait()
         assert manager.latest_step() == 7
@@ -80,9 +83,12 @@ def test_any_number_of_processes_restores_what_any_other_saved(
         assert restored == [7] * others
 
 
+@pytest.mark.parametrize("how", ["async", "async without memory on 0", "async without memory on 2"])
 @pytest.mark.parametrize("mode", ["consolidated", "sharded"])
-def test_async_saves_of_several_processes_restore(process_pool: ProcessPool, tmp_path: Path, mode: str) -> None:
-    process_pool.run(save_case, str(tmp_path), mode, (2, 2), "async", num_processes=4)
+def test_async_saves_of_several_processes_restore(
+    process_pool: ProcessPool, tmp_path: Path, mode: str, how: str
+) -> None:
+    process_pool.run(save_case, str(tmp_path), mode, (2, 2), how, num_processes=4)
     assert process_pool.run(restore_case, str(tmp_path), (3,), num_processes=3) == [7] * 3
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from safepoint.manager.packing import SMALL_BYTES, Packer, pack
-from safepoint.manager.staging import HostSlab
 
 
 def expected(tensors: list[torch.Tensor]) -> bytes:
@@ -87,16 +86,3 @@ def test_a_packing_that_is_broken_off_ends_its_threads() -> None:
     with pytest.raises(KeyError):
         break_off()
     assert "safepoint-copy" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_a_slab_is_used_again_and_its_images_begin_on_pages() -> None:
-    slab = HostSlab()
-    first = slab.images([5000, 0, 3 << 20])
-    assert [image.numel() for image in first] == [5000, 0, 3 << 20]
-    assert all(image.data_ptr() % 4096 == 0 for image in first if image.numel())
-    capacity = slab.capacity_bytes
-    again = slab.images([3 << 20])
-    assert slab.capacity_bytes == capacity
-    assert again[0].data_ptr() == first[0].data_ptr()
-    assert slab.images([4 << 20])[0].numel() == 4 << 20
-    assert slab.capacity_bytes == 4 << 20
