@@ -123,7 +123,7 @@ class Root:
 
     def copy_from(self, other: Root, below: str = "", *, to: str | None = None) -> None:
         """Copy files as a tool does that knows nothing of steps, in the order of their names."""
-        for path in sorted(other.files(below)):
+        for path in sorted(other.files(below) or {below}):
             self.write(path if to is None else to + path.removeprefix(below), other.read(path))
 
     def names(self) -> set[str]:
