@@ -6,16 +6,15 @@ Checks that compare entries (tiling, overlaps, names used twice) are the manifes
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii as _quoted
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from safepoint.formats.checksum import BLOCK_BYTES, is_digest, num_blocks
 from safepoint.formats.codecs import CODECS
 from safepoint.formats.dtypes import ITEM_BYTES
-from safepoint.formats.errors import CorruptDataError, InvalidArgumentError, UnsupportedVersionError
-from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path, known_json
+from safepoint.formats.errors import CorruptDataError, UnsupportedVersionError
+from safepoint.formats.fields import INT64_MAX, Fields, check_relative_path
 from safepoint.formats.layout import COMMIT_NAME, MANIFEST_NAME
 from safepoint.formats.region import Region
 from safepoint.formats.tree import JSON, TreePath, display_path
@@ -23,7 +22,7 @@ from safepoint.formats.tree import JSON, TreePath, display_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_RANK", "FileEntry", "LeafEntry", "ShardEntry"]
+__all__ = ["MAX_RANK", "FileEntry", "LeafEntry", "ShardEntry", "can_hold", "is_box", "is_inside", "is_possible"]
 
 MAX_RANK = 64
 """The most dimensions a leaf can have; torch and numpy stop there too."""
@@ -100,9 +99,8 @@ def _data_path(fields: Fields) -> str:
     return path
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardEntry:
-    """One stored region of a leaf.
+class ShardEntry(NamedTuple):
+    """One stored region of a leaf. There are many, and nothing else that cannot be changed is made as fast as a tuple.
 
     Attributes:
         region: where it lies in the leaf.
@@ -148,8 +146,7 @@ class ShardEntry:
         return value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeafEntry:
+class LeafEntry(NamedTuple):
     """One array of the state.
 
     Attributes:
@@ -173,18 +170,6 @@ class LeafEntry:
             "shards": [shard.to_json() for shard in self.shards],
         }
 
-    def to_text(self, node: int) -> str:
-        """Return the canonical JSON text of `to_json(node)`."""
-        if len(self.shards) != 1 or self.shards[0].stored_shape is not None or self.shards[0].codec is not None:
-            return known_json(self.to_json(node))
-        shard = self.shards[0]
-        digest = "" if shard.digest is None else f'"digest":"{shard.digest}",'
-        return (
-            f'{{"dtype":"{self.dtype}","node":{node},"shape":{_text(self.shape)},"shards":[{{{digest}"file":{shard.file},'
-            f'"key":{_quoted(shard.key)},"num_bytes":{shard.num_bytes},"offset":{shard.offset},'
-            f'"region":[{_text(shard.region.offsets)},{_text(shard.region.shape)}]}}]}}'
-        )
-
     @classmethod
     def from_json(
         cls, value: JSON, *, index: int, paths: Sequence[TreePath], files: Sequence[FileEntry], path: str
@@ -202,9 +187,6 @@ class LeafEntry:
             CorruptDataError: a wrong type, an unknown dtype, a shape whose bytes no 64-bit number can count, a region
                 outside the shape, or a shard outside its file or of another size than its region.
         """
-        simple = _read_simple(value, paths=paths, files=files)
-        if simple is not None:
-            return simple
         fields = Fields(value, what=f"leaf {index}", path=path)
         tree_path = paths[fields.integer("node", maximum=len(paths) - 1)]
         try:
@@ -213,7 +195,7 @@ class LeafEntry:
             if item_bytes is None:
                 raise fields.error(f"has the unknown dtype {dtype[:40]!r}")
             shape = fields.integers("shape", max_items=MAX_RANK)
-            if math.prod(max(size, 1) for size in shape) * item_bytes > INT64_MAX:
+            if not is_possible(dtype, shape):
                 raise fields.error(f"has the impossible shape {shape}")
             shards = tuple(
                 _read_shard(shard, shape=shape, item_bytes=item_bytes, files=files, fields=fields)
@@ -224,39 +206,9 @@ class LeafEntry:
         return cls(path=tree_path, dtype=dtype, shape=shape, shards=shards)
 
 
-def _read_simple(value: JSON, *, paths: Sequence[TreePath], files: Sequence[FileEntry]) -> LeafEntry | None:
-    """Return the entry of a sound leaf that is stored whole, as nearly all are; None where a closer look is needed."""
-    try:
-        node, dtype, shape, (shard,) = value["node"], value["dtype"], value["shape"], value["shards"]
-        file, offset, num_bytes, key = shard["file"], shard["offset"], shard["num_bytes"], shard["key"]
-        offsets, sizes = shard["region"]
-        if {*map(type, (node, file, offset, num_bytes, *shape, *offsets, *sizes))} != {int}:
-            return None  # before anything is made of them: True and 1.0 equal 1
-        whole = Region.whole(shape)
-        found = shard.get("digest")
-        is_sound = (
-            "stored_shape" not in shard
-            and ("digest" not in shard or is_digest(found))
-            and "codec" not in shard
-            and type(key) is str
-            and sizes == shape
-            and not any(offsets)
-            and len(offsets) == len(shape) <= MAX_RANK
-            and node >= 0 <= file
-            and 0 <= offset <= files[file].num_bytes - num_bytes
-            and num_bytes == whole.num_elements * ITEM_BYTES[dtype] > 0
-        )
-        if not is_sound:
-            return None
-        stored = ShardEntry(region=whole, file=file, offset=offset, num_bytes=num_bytes, key=key, digest=found)
-        return LeafEntry(path=paths[node], dtype=dtype, shape=whole.shape, shards=(stored,))
-    except (TypeError, ValueError, LookupError, InvalidArgumentError):
-        return None
-
-
-@lru_cache(maxsize=4096)
-def _text(numbers: tuple[int, ...]) -> str:
-    return f"[{','.join(str(int(number)) for number in numbers)}]"  # True equals 1, and may have come first
+def is_possible(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Say whether a 64-bit number can count the bytes of such a leaf, each 0 in its shape taken as 1."""
+    return len(shape) <= MAX_RANK and math.prod(max(size, 1) for size in shape) * ITEM_BYTES[dtype] <= INT64_MAX
 
 
 def _read_shard(
@@ -275,10 +227,9 @@ def _read_shard(
         codec=_read_codec(shard) if shard.has("codec") else None,
     )
     expected = entry.stored_region.num_elements * item_bytes
-    if entry.codec is not None:
-        if not 0 < expected <= entry.num_bytes * CODECS[entry.codec].max_ratio:
+    if not can_hold(entry.num_bytes, expected, entry.codec):
+        if entry.codec is not None:
             raise shard.error(f"has {entry.num_bytes} encoded bytes, which cannot be the {expected} of its region")
-    elif entry.num_bytes != expected:
         raise shard.error(f"has {entry.num_bytes} bytes where its region has {expected}")
     file = files[entry.file]
     if entry.offset + entry.num_bytes > file.num_bytes:
@@ -287,6 +238,13 @@ def _read_shard(
             f"lies outside its file {file.path} of {file.num_bytes} bytes"
         )
     return entry
+
+
+def can_hold(num_bytes: int, expected: int, codec: str | None) -> bool:
+    """Say whether so many stored bytes can be the `expected` ones of what is stored."""
+    if codec is None:
+        return num_bytes == expected
+    return 0 < expected <= num_bytes * CODECS[codec].max_ratio
 
 
 def _read_digest(shard: Fields) -> str:
@@ -309,9 +267,14 @@ def _read_codec(shard: Fields) -> str:
 
 def _read_stored_shape(shard: Fields, region: Region) -> tuple[int, ...]:
     stored = shard.integers("stored_shape", max_items=MAX_RANK)
-    if len(stored) != len(region.shape) or any(a < b for a, b in zip(stored, region.shape, strict=True)):
+    if not is_box(stored, region):
         raise shard.error(f"has the stored_shape {list(stored)}, which cannot hold its region of {region.shape}")
     return stored
+
+
+def is_box(stored_shape: tuple[int, ...], region: Region) -> bool:
+    """Say whether the region can be the first corner of a stored box."""
+    return len(stored_shape) == len(region.shape) and all(map(operator.ge, stored_shape, region.shape))
 
 
 def _read_region(shard: Fields, shape: tuple[int, ...]) -> Region:
@@ -321,6 +284,11 @@ def _read_region(shard: Fields, shape: tuple[int, ...]) -> Region:
     offsets, sizes = (shard.checked_integers(part, name="region", max_items=MAX_RANK) for part in parts)
     if len(offsets) != len(shape) or len(sizes) != len(shape):
         raise shard.error(f"has a region of {len(offsets)} and {len(sizes)} dimensions in the shape {shape}")
-    if any(offset + size > total for offset, size, total in zip(offsets, sizes, shape, strict=True)):
+    if not is_inside(offsets, sizes, shape):
         raise shard.error(f"has a region at {offsets} of {sizes} outside the shape {shape}")
     return Region(offsets, sizes)
+
+
+def is_inside(offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Say whether a box of as many dimensions lies in a shape."""
+    return all(map(operator.le, map(operator.add, offsets, sizes), shape))

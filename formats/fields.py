@@ -13,8 +13,6 @@ import reprlib
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import numpy as np
-
 from safepoint.formats.errors import CorruptDataError, UnsupportedValueError
 
 if TYPE_CHECKING:
@@ -43,7 +41,9 @@ _CONTAINERS = (dict, list, tuple)
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DRIVE = re.compile(r"[A-Za-z]:")
+_STRING = re.compile(rb'"[^"]*"')
 _NO_MARKS = bytes(code for code in range(256) if chr(code) not in '[]{}"')
+_AS_LISTS = bytes.maketrans(b"{}", b"[]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _ChoiceT = TypeVar("_ChoiceT", bound=str)
@@ -109,24 +109,24 @@ def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH)
         value = decoder.decode(bytes(data).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{what} is not valid JSON: {error}", path=path) from error
-    if data.count(b"[") + data.count(b"{") > max_depth and _depth(data) > max_depth:
+    if _is_deeper(data, max_depth):
         raise CorruptDataError(f"{what} is nested deeper than {max_depth} levels", path=path)
     return value
 
 
-def _depth(text: bytes) -> int:
-    """Return how deep a valid JSON text is nested, without a look at each of its values."""
-    text = text.replace(b"\\\\", b"").replace(
-        b'\\"', b""
-    )  # in this order: then every quote left begins or ends a string
-    marks = np.frombuffer(text.translate(None, _NO_MARKS), dtype=np.uint8)
-    if not len(marks):
-        return 0
-    is_quote = marks == ord('"')
-    # Bit 2 tells "]" from "[", and "}" from "{". What follows an odd number of quotes is within a string.
-    steps = 1 - (marks & 4).astype(np.int64) // 2
-    steps[is_quote | (np.cumsum(is_quote) & 1 == 1)] = 0
-    return int(np.cumsum(steps).max())
+def _is_deeper(text: bytes, max_depth: int) -> bool:
+    """Say whether a valid JSON text is nested deeper than this, without a look at each of its values."""
+    if b"\\" in text:
+        # In this order: then every quote left begins or ends a string.
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = text.translate(_AS_LISTS, _NO_MARKS).replace(b'""', b"")
+    if b'"' in marks:  # two that follow each other tell nothing of the rest, so what is left are strings with brackets
+        marks = _STRING.sub(b"", marks)
+    for _ in range(max_depth):
+        if not marks:
+            return False
+        marks = marks.replace(b"[]", b"")  # the innermost level
+    return bool(marks)
 
 
 def _levels(value: Any) -> Iterable[list[Any]]:

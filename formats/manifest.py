@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.commit_record import CommitRecord
 from safepoint.formats.entries import FileEntry, LeafEntry, ShardEntry
 from safepoint.formats.errors import CorruptDataError, IncompleteCoverageError, InvalidArgumentError
 from safepoint.formats.fields import Fields, known_json, parse_json
 from safepoint.formats.layout import COMMIT_NAME, LAYOUT_VERSION, MANIFEST_NAME, MODES, Mode, Scope, check_header
+from safepoint.formats.leaf_text import cut_leaves, leaf_text, read_leaf_texts
 from safepoint.formats.region import check_tiling
 from safepoint.formats.tree import (
     JSON,
@@ -29,7 +30,7 @@ from safepoint.formats.tree import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 __all__ = [
     "COMMIT_NAME",
@@ -51,8 +52,7 @@ __all__ = [
 ]
 
 _KIND = "safepoint-manifest"
-
-_EntryT = TypeVar("_EntryT")
+_WHAT = "the manifest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Manifest:
             row = index.get(leaf.path)
             if row is None:
                 raise InvalidArgumentError(f"leaf {display_path(leaf.path)!r} has no node in the structure")
-            leaves.append(leaf.to_text(row))
+            leaves.append(leaf_text(leaf, row))
         check_data(self.structure)
         texts = {
             "kind": known_json(_KIND),
@@ -128,7 +128,8 @@ class Manifest:
             UnsupportedVersionError: a newer safepoint wrote it.
             CorruptDataError: anything else is wrong with it; names `path`, and the leaf where it is one.
         """
-        fields = Fields(parse_json(data, what="the manifest", path=path), what="the manifest", path=path)
+        cut = cut_leaves(data)
+        fields = Fields(_parse(data, path) if cut is None else cut[0], what=_WHAT, path=path)
         check_header(fields, kind=_KIND)
         process_count = fields.integer("process_count", minimum=1)
         partial = fields.flag("partial")
@@ -137,10 +138,10 @@ class Manifest:
             FileEntry.from_json(file, index=index, process_count=process_count, path=path)
             for index, file in enumerate(fields.items("files"))
         )
-        leaves = tuple(
-            LeafEntry.from_json(leaf, index=index, paths=paths, files=files, path=path)
-            for index, leaf in enumerate(fields.items("leaves"))
-        )
+        leaves = None if cut is None else read_leaf_texts(cut[1], paths=paths, files=files)
+        if leaves is None:
+            every = fields if cut is None else Fields(_parse(data, path), what=_WHAT, path=path)
+            leaves = _one_by_one(every.items("leaves"), paths=paths, files=files, path=path)
         _check_names(leaves, files, path=path)
         _check_ranges(leaves, files, path=path)
         if not partial:
@@ -158,28 +159,43 @@ class Manifest:
         )
 
 
+def _parse(data: bytes, path: str) -> Any:
+    return parse_json(data, what=_WHAT, path=path)
+
+
+def _one_by_one(
+    values: Sequence[JSON], *, paths: Sequence[TreePath], files: Sequence[FileEntry], path: str
+) -> tuple[LeafEntry, ...]:
+    return tuple(
+        LeafEntry.from_json(value, index=index, paths=paths, files=files, path=path)
+        for index, value in enumerate(values)
+    )
+
+
 def _check_names(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, path: str) -> None:
     """Check that no file, no leaf and no key of a file occurs twice."""
-    for file in _repeated(files, key=lambda file: file.path):
-        raise CorruptDataError(f"the manifest has the file {file.path} twice", path=path)
-    for leaf in _repeated(leaves, key=lambda leaf: leaf.path):
-        raise CorruptDataError("the manifest has a leaf twice", path=path, leaf=display_path(leaf.path))
-    shards = ((leaf, shard) for leaf in leaves for shard in leaf.shards)
-    for leaf, shard in _repeated(shards, key=lambda pair: (pair[1].file, pair[1].key)):
+    for index in _repeated([file.path for file in files]):
+        raise CorruptDataError(f"the manifest has the file {files[index].path} twice", path=path)
+    for index in _repeated([leaf.path for leaf in leaves]):
+        raise CorruptDataError("the manifest has a leaf twice", path=path, leaf=display_path(leaves[index].path))
+    shards = [shard for leaf in leaves for shard in leaf.shards]
+    for index in _repeated([(shard.file, shard.key) for shard in shards]):
+        leaf = [leaf for leaf in leaves for _ in leaf.shards][index]
         raise CorruptDataError(
-            f"a shard has the key of another in the file {files[shard.file].path}",
+            f"a shard has the key of another in the file {files[shards[index].file].path}",
             path=path,
             leaf=display_path(leaf.path),
         )
 
 
-def _repeated(entries: Iterable[_EntryT], *, key: Callable[[_EntryT], Hashable]) -> Iterator[_EntryT]:
-    """Yield each entry whose key an earlier one has."""
+def _repeated(names: Sequence[Hashable]) -> Iterator[int]:
+    """Yield the index of each name that an earlier one equals."""
+    if len(set(names)) == len(names):
+        return
     seen = set()
-    for entry in entries:
-        name = key(entry)
+    for index, name in enumerate(names):
         if name in seen:
-            yield entry
+            yield index
         seen.add(name)
 
 

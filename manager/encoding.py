@@ -7,7 +7,6 @@ than these is in memory beside the state. Knows no formats and no processes.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safepoint.manager.file_bytes import Located, PlannedFile, loaded_pieces
@@ -92,7 +91,7 @@ def write_encoded(
             write_pack()
         path, entry = next(entries[piece.is_copy])
         offset = pack.append(encoded)
-        place = replace(entry, file=number + count, offset=offset, num_bytes=len(encoded), codec=pack.codec.name)
+        place = entry._replace(file=number + count, offset=offset, num_bytes=len(encoded), codec=pack.codec.name)
         (copies if piece.is_copy else shards).append((path, place))
         if progress is not None:
             progress(num_bytes)

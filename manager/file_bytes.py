@@ -8,7 +8,7 @@ Knows no directories and no processes.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ class PlannedFile:
 
 
 def _moved(shards: tuple[tuple[TreePath, ShardEntry], ...], number: int) -> tuple[tuple[TreePath, ShardEntry], ...]:
-    return tuple((path, replace(entry, file=number)) for path, entry in shards)
+    return tuple((path, entry._replace(file=number)) for path, entry in shards)
 
 
 def has_room(slab: HostSlab, files: Sequence[PlannedFile], *, step: int) -> bool:

@@ -281,7 +281,7 @@ class LinkedWrite:
 
 
 def _with_digests(report: WriteReport, digests: Mapping[tuple[TreePath, Region], str]) -> WriteReport:
-    shards = tuple((path, replace(entry, digest=digests[path, entry.region])) for path, entry in report.shards)
+    shards = tuple((path, entry._replace(digest=digests[path, entry.region])) for path, entry in report.shards)
     return replace(report, shards=shards)
 
 
@@ -291,7 +291,7 @@ def _joined(report: WriteReport, linked: Sequence[tuple[FileEntry, Takeover]], w
     for file, takeover in linked:
         number = len(files)
         shards += [
-            (wanted[index].path, entry if entry.file == number else replace(entry, file=number))
+            (wanted[index].path, entry if entry.file == number else entry._replace(file=number))
             for index, entry in takeover.held
         ]
         files.append(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safepoint.formats.commit_record import CommitRecord
@@ -109,7 +108,7 @@ def _join(
     base = 0
     for report in reports:
         for path, entry in report.shards:
-            shards[path].append(replace(entry, file=base + entry.file) if base else entry)
+            shards[path].append(entry._replace(file=base + entry.file) if base else entry)
         base += len(report.files)
     leaves = tuple(
         LeafEntry(path=path, dtype=specs[path].dtype, shape=specs[path].shape, shards=tuple(held))

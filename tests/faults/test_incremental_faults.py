@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,7 +134,7 @@ def written(storage: Storage, name: str, num_bytes: int, block_bytes: int, *, wr
 def joined(*bases: LinkBase) -> LinkBase:
     files = [base.files[0] for base in bases]
     held = [
-        (path, dtype, replace(shard, file=number))
+        (path, dtype, shard._replace(file=number))
         for number, base in enumerate(bases)
         for (path, _), (dtype, shard) in base.shards.items()
     ]

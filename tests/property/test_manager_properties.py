@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -223,7 +222,7 @@ def damaged(draw: st.DrawFn) -> Step:
     now = {path: paths[number] for path, number in numbers.items()}  # a leaf names the row of its node
     return Step(
         structure=structure,
-        entries=[dataclasses.replace(entry, path=now[entry.path]) for entry in step.entries],
+        entries=[entry._replace(path=now[entry.path]) for entry in step.entries],
         data={now[path]: data for path, data in step.data.items()},
     )
 

@@ -78,6 +78,14 @@ def check_manifest(data: bytes) -> None:
     assert time.monotonic() - start < 5
 
 
+def outcome(data: bytes) -> object:
+    """Return the manifest, or what is said against it."""
+    try:
+        return Manifest.from_bytes(data, path="1/manifest.json")
+    except (CorruptDataError, UnsupportedVersionError) as error:
+        return str(error)
+
+
 def check_record(data: bytes) -> None:
     """Check that `data` is refused with a typed error that names the file, or says exactly what was written."""
     try:
@@ -127,6 +135,26 @@ def test_other_mutated_manifests_end_in_typed_errors(
 def test_any_part_of_a_manifest_may_be_anything(data: st.DataObject, new: Any) -> None:
     place = data.draw(st.sampled_from(places(json.loads(MANIFEST))))
     check_manifest(replaced(MANIFEST, place, new))
+
+
+@given(manifests(), st.data(), HOSTILE)
+def test_a_manifest_means_the_same_in_the_canonical_text_and_in_any_other(
+    manifest: Manifest, data: st.DataObject, new: Any
+) -> None:
+    text = manifest.to_bytes()
+    value = json.loads(replaced(text, data.draw(st.sampled_from(places(json.loads(text)))), new))
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    assert outcome(canonical) == outcome(json.dumps(value, indent=1).encode())
+
+
+@given(manifests(), MUTATIONS)
+def test_what_is_read_of_a_mutated_text_is_what_its_json_says(
+    manifest: Manifest, mutations: list[tuple[str, int, bytes]]
+) -> None:
+    data = mutate(manifest.to_bytes(), mutations)
+    found = outcome(data)
+    if isinstance(found, Manifest):
+        assert found == outcome(json.dumps(json.loads(data), indent=1).encode())
 
 
 @given(MUTATIONS)

@@ -192,8 +192,19 @@ def _leaves(draw: st.DrawFn, path: TreePath, ends: list[int]) -> LeafEntry:
     shards: list[ShardEntry] = []
     for region in regions:
         file = draw(st.integers(0, len(ends) - 1))
-        num_bytes = math.prod(region.shape) * ITEM_BYTES[dtype]
-        key = f"key-{file}-{ends[file]}-{path!r}-{len(shards)}"
-        shards.append(ShardEntry(region=region, file=file, offset=ends[file], num_bytes=num_bytes, key=key))
-        ends[file] += num_bytes
+        stored = draw(st.none() | st.just(tuple(size + draw(st.integers(0, 2)) for size in region.shape)))
+        num_bytes = math.prod(region.shape if stored is None else stored) * ITEM_BYTES[dtype]
+        codec = draw(st.sampled_from([None, None, "zstd"])) if num_bytes else None
+        shard = ShardEntry(
+            region=region,
+            file=file,
+            offset=ends[file],
+            num_bytes=num_bytes if codec is None else draw(st.integers(1, 9)),
+            key=f"key-{file}-{ends[file]}-{path!r}-{len(shards)}",
+            stored_shape=stored,
+            digest=draw(st.none() | st.just(digest(b"a"))),
+            codec=codec,
+        )
+        shards.append(shard)
+        ends[file] += shard.num_bytes
     return LeafEntry(path=path, dtype=dtype, shape=shape, shards=tuple(shards))

@@ -25,8 +25,8 @@ PATH = "/runs/1/manifest.json"
 def encoded_manifest() -> Manifest:
     manifest = example_manifest()
     first = manifest.leaves[0]
-    shards = tuple(replace(shard, num_bytes=4, codec="zstd") for shard in first.shards)
-    return replace(manifest, leaves=(replace(first, shards=shards), *manifest.leaves[1:]))
+    shards = tuple(shard._replace(num_bytes=4, codec="zstd") for shard in first.shards)
+    return replace(manifest, leaves=(first._replace(shards=shards), *manifest.leaves[1:]))
 
 
 def edited(**fields: Any) -> bytes:

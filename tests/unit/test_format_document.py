@@ -45,7 +45,7 @@ def test_the_fields_described_are_the_fields_written(heading: str, value: dict[s
 def test_the_optional_fields_described_are_written_where_they_say_something() -> None:
     manifest = example_manifest()
     file = replace(manifest.files[0], links=3)
-    shard = replace(manifest.leaves[0].shards[0], stored_shape=(3, 3), digest=digest(b""))
+    shard = manifest.leaves[0].shards[0]._replace(stored_shape=(3, 3), digest=digest(b""))
     optional = {
         "links": (file.to_json(), manifest.files[0].to_json()),
         "linked_bytes": (

@@ -21,7 +21,7 @@ PATH = "root/7/manifest.json"
 
 def with_digests(manifest: Manifest) -> Manifest:
     leaves = tuple(
-        replace(leaf, shards=tuple(replace(shard, digest=digest(shard.key.encode())) for shard in leaf.shards))
+        leaf._replace(shards=tuple(shard._replace(digest=digest(shard.key.encode())) for shard in leaf.shards))
         for leaf in manifest.leaves
     )
     files = tuple(replace(file, links=number) for number, file in enumerate(manifest.files))

@@ -127,7 +127,7 @@ def test_trees_dtypes_shapes_and_values_are_compared(tmp_path: Path) -> None:
 def test_a_part_of_a_step_cannot_be_consolidated(tmp_path: Path) -> None:
     commit_sharded(tmp_path / "run", 1, example_state(1))
     step = open_step(tmp_path / "run")
-    leaves = tuple(replace(leaf, shards=leaf.shards[:1]) for leaf in step.manifest.leaves)
+    leaves = tuple(leaf._replace(shards=leaf.shards[:1]) for leaf in step.manifest.leaves)
     part = replace(step, manifest=replace(step.manifest, leaves=leaves, partial=True))
 
     with pytest.raises(IncompleteCoverageError, match="held") as caught:

@@ -624,16 +624,6 @@ def test_blocks_are_counted_with_the_short_one() -> None:
     assert [num_blocks(n, 8) for n in (0, 1, 8, 9, 16)] == [0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("stored", [None, (3, 4)])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
-def test_the_text_of_a_leaf_is_its_canonical_json(shape: tuple[int, ...], stored: tuple[int, ...] | None) -> None:
-    shard = ShardEntry(
-        region=Region.whole(shape), file=0, offset=4096, num_bytes=24, key='a".\\é\n', stored_shape=stored
-    )
-    leaf = LeafEntry(path=("a",), dtype="float32", shape=shape, shards=(shard,))
-    assert leaf.to_text(7).encode() == canonical_json(leaf.to_json(7))
-
-
 @pytest.mark.parametrize("size", [True, 1.0])
 def test_a_shape_of_other_numbers_is_refused_and_spoils_nothing_for_later(size: object) -> None:
     manifest = json.loads(example_manifest().to_bytes())

@@ -19,7 +19,7 @@ WHOLE = Region.whole((250,))
 
 def entry(number: int, file: int, **changes: object) -> ShardEntry:
     shard = ShardEntry(region=WHOLE, file=file, offset=96 + number * SIZE, num_bytes=SIZE, key=f"k{number}")
-    return replace(shard, digest=digest(b"%d" % number), **changes)  # type: ignore[arg-type]
+    return shard._replace(digest=digest(b"%d" % number), **changes)  # type: ignore[arg-type]
 
 
 def base_of(files: list[FileEntry], placed: dict[int, ShardEntry]) -> LinkBase:
@@ -51,9 +51,9 @@ def test_a_file_of_which_less_than_half_is_wanted_is_left(unchanged: int, *, tak
 def test_only_the_same_bytes_of_the_same_region_leaf_and_dtype_are_unchanged(changed: str) -> None:
     shard = entry(0, 0)
     if changed == "no digest":
-        shard = replace(shard, digest=None)
+        shard = shard._replace(digest=None)
     if changed == "padded":
-        shard = replace(shard, stored_shape=(260,))
+        shard = shard._replace(stored_shape=(260,))
     now = {
         "bytes": wanted(0, text=b"other"),
         "dtype": wanted(0, dtype="int32"),
