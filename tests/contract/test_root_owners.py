@@ -15,10 +15,11 @@ from safepoint.manager.owner import Acquired, Owner, Refused, Wait
 from safepoint.manager.process_identity import ProcessIdentity
 
 from support.owners import DEADLINE_SECS, OWNER, Clock, OwnedRoot
-from support.roots import Root
+from support.roots import SHARED_KINDS
 
 if TYPE_CHECKING:
     from support.process_pool import ProcessPool
+    from support.roots import Root
 
 
 @pytest.fixture
@@ -76,8 +77,7 @@ def test_a_manager_that_nobody_holds_any_more_lets_go(owned: OwnedRoot) -> None:
 theirs: list[Owner] = []  # of a process of the pool
 
 
-def acquire_case(_rank: int, root: Root, environment: dict[str, str]) -> tuple[str, int]:
-    os.environ.update(environment)
+def acquire_case(_rank: int, root: Root) -> tuple[str, int]:
     theirs[:] = [OwnedRoot(root).open()]
     return type(theirs[0].acquire()).__name__, os.getpid()
 
@@ -91,16 +91,14 @@ def verify_case(_rank: int) -> str:
 
 
 @pytest.fixture
-def others_pid(root: Root, process_pool: ProcessPool, request: pytest.FixtureRequest) -> int:
+def others_pid(root: Root, process_pool: ProcessPool) -> int:
     """The id of another process, which owns the root."""
-    environment = request.getfixturevalue(root.kind).environment if root.kind in ("s3", "gs") else {}
-    place = Root(kind=root.kind, url=root.url)  # without a storage that is open here
-    ((answer, pid),) = process_pool.run(acquire_case, place, dict(environment), num_processes=1)
+    ((answer, pid),) = process_pool.run(acquire_case, root, num_processes=1)
     assert answer == "Acquired"
     return int(pid)
 
 
-seen_by_others = pytest.mark.parametrize("root", ["directory", "markers", "s3", "gs"], indirect=True)
+seen_by_others = pytest.mark.parametrize("root", SHARED_KINDS, indirect=True)
 
 
 @seen_by_others

@@ -66,9 +66,9 @@ def restore_case(rank: int, root: str, environment: dict[str, str], mesh: tuple[
 
 @pytest.mark.parametrize("mode", ["consolidated", "sharded"])
 def test_what_several_processes_saved_in_a_bucket_any_number_restores(
-    process_pool: ProcessPool, s3: ObjectServer, unused_prefix: str, mode: str
+    process_pool: ProcessPool, object_server: ObjectServer, unused_prefix: str, mode: str
 ) -> None:
-    root, environment = s3.url(unused_prefix), dict(s3.environment)
+    root, environment = object_server.url(unused_prefix), dict(object_server.environment)
     assert process_pool.run(save_case, root, environment, mode, (3,), num_processes=3) == ["[]"] * 3
     for mesh in ((2,), ()):
         count = mesh[0] if mesh else 1
@@ -77,32 +77,6 @@ def test_what_several_processes_saved_in_a_bucket_any_number_restores(
     storage = open_storage(root)
     assert read_marks(storage) == []
     assert {entry.name for entry in storage.list("")} == {"1", "2", ".safepoint"}
-
-
-def private_case(rank: int, root: str, environment: dict[str, str]) -> list[int]:
-    opened(environment)
-    own = f"{root}/{rank}"
-    with CheckpointManager(own, root_scope="per_process", deadline_secs=30.0) as manager:
-        for seed in (1, 2):
-            manager.save(seed, make_state((2,), seed=seed))
-        manager.save(2, make_state((2,), seed=3), on_exists="replace")
-    with CheckpointManager(own, root_scope="per_process", deadline_secs=30.0) as manager:
-        state = make_state((2,), zeros=True)
-        restored = manager.restore_latest(state)
-        assert restored is not None
-        check_state(state, seed=3)
-        return [info.step for info in manager.steps()]
-
-
-def test_each_process_may_have_a_prefix_of_its_own(
-    process_pool: ProcessPool, s3: ObjectServer, unused_prefix: str
-) -> None:
-    root = s3.url(unused_prefix)
-    assert process_pool.run(private_case, root, dict(s3.environment), num_processes=2) == [[1, 2]] * 2
-    for rank in (0, 1):
-        storage = open_storage(f"{root}/{rank}")
-        assert read_marks(storage) == []
-        assert {entry.name for entry in storage.list("")} == {"1", "2", ".safepoint"}
 
 
 def failing_case(rank: int, root: str, environment: dict[str, str], failing: int) -> tuple[str, str | None]:
@@ -129,10 +103,10 @@ def failing_case(rank: int, root: str, environment: dict[str, str], failing: int
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_write_that_fails_on_one_process_commits_nothing_and_leaves_nothing(
-    process_pool: ProcessPool, s3: ObjectServer, unused_prefix: str, failing: int
+    process_pool: ProcessPool, object_server: ObjectServer, unused_prefix: str, failing: int
 ) -> None:
-    root = s3.url(unused_prefix)
-    outcomes = process_pool.run(failing_case, root, dict(s3.environment), failing, num_processes=2)
+    root = object_server.url(unused_prefix)
+    outcomes = process_pool.run(failing_case, root, dict(object_server.environment), failing, num_processes=2)
     for rank, (name, outcome) in enumerate(outcomes):
         assert outcome == "not_committed"
         assert name == (StorageError if rank == failing else PeerFailedError).__name__
@@ -153,7 +127,9 @@ def other_bucket_case(rank: int, root: str, environment: dict[str, str]) -> str:
 
 
 def test_processes_that_do_not_see_one_bucket_are_told_before_anything_is_written(
-    process_pool: ProcessPool, s3: ObjectServer, unused_prefix: str
+    process_pool: ProcessPool, object_server: ObjectServer, unused_prefix: str
 ) -> None:
-    told = process_pool.run(other_bucket_case, s3.url(unused_prefix), dict(s3.environment), num_processes=2)
+    told = process_pool.run(
+        other_bucket_case, object_server.url(unused_prefix), dict(object_server.environment), num_processes=2
+    )
     assert all("do not share this root: process(es) 1" in text for text in told)

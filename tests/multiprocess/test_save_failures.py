@@ -29,6 +29,7 @@ from support.sharded_states import check_state, make_state
 
 if TYPE_CHECKING:
     from support.process_pool import PoolView, ProcessPool
+    from support.roots import Root
 
 DEADLINE_SECS = 20.0
 
@@ -235,9 +236,9 @@ def test_a_commit_that_fails_in_one_private_root_is_taken_back_in_the_others(poo
 # -- damage ---------------------------------------------------------------------------------------------------------
 
 
-def damaged_case(_rank: int, root: str) -> tuple[int, str]:
+def damaged_case(_rank: int, root: Root) -> tuple[int, str]:
     state = make_state((2,), zeros=True)
-    with open_manager(root) as manager:
+    with root.manager() as manager:
         restored = manager.restore_latest(state)
         assert restored is not None
         check_state(state)
@@ -247,29 +248,30 @@ def damaged_case(_rank: int, root: str) -> tuple[int, str]:
     return restored.step, str(error)
 
 
-def test_damage_that_one_process_reads_makes_all_fall_back_together(pool2: PoolView, tmp_path: Path) -> None:
-    pool2.run(save_case, str(tmp_path))
-    pool2.run(save_next_case, str(tmp_path))
-    entry = json.loads((tmp_path / "8" / "manifest.json").read_text())
+def test_damage_that_one_process_reads_makes_all_fall_back_together(pool2: PoolView, root: Root) -> None:
+    pool2.run(save_case, root)
+    pool2.run(save_next_case, root)
+    files = root.files_of(8)
+    entry = json.loads(root.read(f"{files}/manifest.json"))
     shards = {shard["key"]: shard for leaf in entry["leaves"] for shard in leaf["shards"] if shard["file"] == 1}
     damaged = next(shard for key, shard in shards.items() if "uneven" in key)
-    path = tmp_path / "8" / entry["files"][1]["path"]
-    data = bytearray(path.read_bytes())
+    path = f"{files}/{entry['files'][1]['path']}"
+    data = bytearray(root.read(path))
     data[damaged["offset"]] ^= 0x10
-    path.write_bytes(data)
-    for step, text in pool2.run(damaged_case, str(tmp_path)):
+    root.storage.replace(path, bytes(data))
+    for step, text in pool2.run(damaged_case, root):
         assert step == 7
         assert "shard-00001-of-00002" in text
 
 
-def save_next_case(_rank: int, root: str) -> None:
-    with open_manager(root, mode="sharded") as manager:
+def save_next_case(_rank: int, root: Root) -> None:
+    with root.manager(mode="sharded") as manager:
         manager.restore_latest(make_state((2,), zeros=True))
         manager.save(8, make_state((2,), seed=1))
 
 
-def save_case(_rank: int, root: str) -> None:
-    with open_manager(root, mode="sharded") as manager:
+def save_case(_rank: int, root: Root) -> None:
+    with root.manager(mode="sharded") as manager:
         manager.save(7, make_state((2,)))
 
 

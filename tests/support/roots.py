@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,29 +17,39 @@ from safepoint.manager.unsettled import read_marks
 from support.steps import DATA, attempt_id, commit_step, prepare_step, record_for
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
     from safepoint.formats.commit_record import CommitRecord
     from safepoint.formats.storage import Storage
 
-__all__ = ["KINDS", "KINDS_WITHOUT_RENAMES", "OBJECT_KINDS", "Root", "RootKind"]
+__all__ = ["KINDS", "KINDS_WITHOUT_RENAMES", "OBJECT_KINDS", "SHARED_KINDS", "Root", "RootKind", "make_root"]
 
 RootKind = Literal["directory", "markers", "memory", "s3", "gs"]
 
 OBJECT_KINDS: tuple[RootKind, ...] = ("memory", "s3", "gs")
 KINDS_WITHOUT_RENAMES: tuple[RootKind, ...] = ("markers", *OBJECT_KINDS)
 KINDS: tuple[RootKind, ...] = ("directory", *KINDS_WITHOUT_RENAMES)
+SHARED_KINDS: tuple[RootKind, ...] = ("directory", "markers", "s3", "gs")  # with other processes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """A root, or where one will be.
+    """A root, or where one will be. May be sent to another process, which it then leads to its server.
 
     Attributes:
         kind: "directory" commits by renames; "markers" is a directory that does as object stores do.
         url: path or URL.
+        environment: what a process needs to find its server.
     """
 
     kind: RootKind
     url: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self.kind, self.url, dict(self.environment))
 
     @cached_property
     def storage(self) -> Storage:
@@ -55,7 +66,7 @@ class Root:
 
     def beside(self, name: str) -> Root:
         """Return another root of the same kind."""
-        return Root(kind=self.kind, url=f"{self.url}-{name}")
+        return replace(self, url=f"{self.url}-{name}")
 
     def manager(self, **options: Any) -> CheckpointManager:
         how = "marker" if self.kind == "markers" else "auto"
@@ -147,3 +158,22 @@ class Root:
         for path in self.contents():
             step, _, rest = path.partition("/")
             assert rest == "commit.json" or path.startswith(f"{steps[step]}/"), path
+
+
+def _arrive(kind: RootKind, url: str, environment: dict[str, str]) -> Root:
+    os.environ.update(environment)
+    return Root(kind=kind, url=url, environment=environment)
+
+
+def make_root(request: pytest.FixtureRequest, tmp_path: Path, unused_prefix: str) -> Root:
+    """Return, for a fixture whose parameters are kinds, a root where nothing is yet.
+
+    Where a server's package is not installed, the test is skipped.
+    """
+    kind = request.param
+    if kind in ("s3", "gs"):
+        server = request.getfixturevalue(kind)
+        return Root(kind=kind, url=server.url(unused_prefix), environment=server.environment)
+    if kind == "memory":
+        return Root(kind=kind, url=f"memory://{unused_prefix}")
+    return Root(kind=kind, url=str(tmp_path / "runs 实验" / "é 1"))
