@@ -13,7 +13,8 @@ import threading
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from safepoint.formats.blocks import Block, block_bounds, blocks_of, place_block, runs_of
-from safepoint.formats.errors import CheckpointError, CorruptDataError
+from safepoint.formats.committed import check_digest, check_size, in_restore, path_in
+from safepoint.formats.errors import CheckpointError
 from safepoint.formats.segments import ReadSegment, check_segment
 from safepoint.formats.storage.buffers import BUFFERS
 
@@ -28,11 +29,6 @@ __all__ = ["read_blocks", "read_segments", "verify_file"]
 Cache = Literal["use", "bypass"]
 
 _BYTES_WORTH_A_THREAD = 4 << 20
-
-_HINT = "It was changed or damaged after it was written: restore another step, or a copy of this one."
-_RESTORE_HINT = (
-    "The target is partly overwritten: restore another step into it (restore_latest does), or a copy of this one."
-)
 
 
 def read_segments(
@@ -125,12 +121,12 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry, *, cache: Cache
         CorruptDataError: the file has another size, or a block another digest.
         StorageError: it is missing or cannot be read.
     """
-    path = _join(prefix, entry.path)
+    path = path_in(prefix, entry.path)
     at_once = max(1, storage.read_bytes // entry.block_bytes)
     buffer = BUFFERS.take_anyway(min(at_once * entry.block_bytes, max(1, entry.num_bytes)))
     try:
         with storage.open_reader(path, num_bytes=entry.num_bytes) as reader:
-            _check_size(reader, entry, storage.describe(path))
+            check_size(reader, entry, storage.describe(path))
             if cache == "bypass":
                 reader.bypass_cache()
             for first in range(0, len(entry.digests), at_once):
@@ -140,7 +136,7 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry, *, cache: Cache
                 blocks = [buffer[start - origin : end - origin] for start, end in bounds]
                 found = reader.read_digested(origin, [[block] for block in blocks])
                 for number, block, own in zip(numbers, blocks, found, strict=True):
-                    _check_digest(own, entry, number, storage.describe(path))
+                    check_digest(own, entry, number, storage.describe(path))
                     yield block
     finally:
         BUFFERS.give_back(buffer)
@@ -264,16 +260,16 @@ class _Source:
             self._open = [other for other in self._open if not (other.exhausted and other.users == 0)]
 
     def _open_file(self, entry: FileEntry, leaf: str) -> _OpenFile:
-        path = _join(self._prefix, entry.path)
+        path = path_in(self._prefix, entry.path)
         try:
             reader = self._storage.open_reader(path, num_bytes=entry.num_bytes)
         except CheckpointError as error:
-            raise _in_restore(error, leaf) from None
+            raise in_restore(error, leaf) from None
         try:
-            _check_size(reader, entry, self._storage.describe(path))
+            check_size(reader, entry, self._storage.describe(path))
         except CheckpointError as error:
             reader.close()
-            raise _in_restore(error, leaf) from None
+            raise in_restore(error, leaf) from None
         return _OpenFile(entry, self._storage.describe(path), reader)
 
 
@@ -291,49 +287,16 @@ def _read_task(task: _Task, scratch: _Scratch) -> int:
         found = task.file.reader.read_digested(first, [parts for _, parts in placed])
         for block, (whole, parts), own in zip(task.blocks, placed, found, strict=True):
             leaf = block.segments[0].leaf
-            _check_digest(own, entry, block.number, task.file.path)
+            check_digest(own, entry, block.number, task.file.path)
             start, end = block_bounds(entry, block.number)
             # What was not read straight into its target lies in the block, or where the buffer has it.
             for segment in block.segments:
                 if segment is not whole and (len(parts) == 1 or not isinstance(segment.target, memoryview)):
                     segment.put(parts[0] if len(parts) == 1 else room(start, end), start)
     except CheckpointError as error:
-        raise _in_restore(error, leaf) from None
+        raise in_restore(error, leaf) from None
     return last - first
 
 
 def _offset(segment: ReadSegment) -> int:
     return segment.offset
-
-
-def _join(prefix: str, path: str) -> str:
-    return f"{prefix}/{path}" if prefix else path
-
-
-def _check_size(reader: FileReader, entry: FileEntry, path: str) -> None:
-    if reader.num_bytes != entry.num_bytes:
-        raise CorruptDataError(
-            f"the file has {reader.num_bytes:,} bytes, and had {entry.num_bytes:,} when it was committed",
-            path=path,
-            target_modified=False,
-            hint=_HINT,
-        )
-
-
-def _check_digest(found: str, entry: FileEntry, number: int, path: str) -> None:
-    if found != entry.digests[number]:
-        start, end = block_bounds(entry, number)
-        raise CorruptDataError(
-            f"bytes {start:,} to {end:,} are not those that were committed: their digest differs",
-            path=path,
-            target_modified=False,
-            hint=_HINT,
-        )
-
-
-def _in_restore(error: CheckpointError, leaf: str) -> CheckpointError:
-    """Add to an error what it means for a restore under way: its targets are no longer what they were."""
-    if isinstance(error, CorruptDataError):
-        error.target_modified = True
-        error.hint = _RESTORE_HINT
-    return error.with_context(leaf=leaf)

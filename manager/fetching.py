@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
     from safepoint.manager.adapters import ArrayLeaf
 
-__all__ = ["Fetch", "fetch_leaves", "num_fetched_bytes", "plan_fetches"]
+__all__ = ["Fetch", "collects", "fetch_leaves", "fill_leaves", "num_fetched_bytes", "plan_fetches", "stored_bytes"]
 
 BUFFER_BYTES = 256 << 20
 """How much is read through buffers before it is handed to the leaves, unless one part alone is larger."""
@@ -59,7 +59,7 @@ def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> li
     entries = {entry.path: entry for entry in manifest.leaves}
     ordered: list[tuple[int, int, int, int, Fetch]] = []
     for index, (path, leaf) in enumerate(wanted.items()):
-        order = index if _collects(leaf) else -1
+        order = index if collects(leaf) else -1
         entry = entries[path]
         for target in leaf.spec.regions:
             for shard, common in plan_restore(entry, target):
@@ -84,9 +84,22 @@ def fetch_leaves(
 ) -> int:
     """Read everything, verified, into the leaves; return the number of bytes read from the storage.
 
+    Otherwise as `fill_leaves` does. `progress` is told as by `read_segments`.
+    """
+    return fill_leaves(
+        fetches, lambda segments: read_segments(storage, prefix, manifest.files, segments, progress=progress)
+    )
+
+
+def fill_leaves(fetches: Sequence[Fetch], read: Callable[[Sequence[ReadSegment]], int]) -> int:
+    """Have everything read, verified, into the leaves; return the sum of what `read` returns.
+
     A leaf of a device that takes its data as a whole gets it as soon as that is complete, so that no more than a batch
-    is on the host. Otherwise the leaves' `finish` is the caller's to call. `progress` is told as by
-    `read_segments`.
+    is on the host. Otherwise the leaves' `finish` is the caller's to call.
+
+    Args:
+        fetches: of `plan_fetches`, all or some; all of a leaf that is taken to its device as a whole.
+        read: fills the targets of segments, and returns how many bytes it read from the storage.
 
     Raises:
         CorruptDataError: bytes differ from their digest; `target_modified` is set, names leaf and file.
@@ -96,21 +109,21 @@ def fetch_leaves(
     waiting = _batches(fetches)
     while True:
         batch, complete = next(waiting, ([], []))
-        segments = [segment for read in batch for segment in read.segments]
+        segments = [segment for one in batch for segment in one.segments]
         if not batch:
             return num_bytes
-        num_bytes += read_segments(storage, prefix, manifest.files, segments, progress=progress)
-        for read in batch:
-            if isinstance(read, _Encoded):
-                read.begin()
-        for read in batch:
-            read.deliver()
+        num_bytes += read(segments)
+        for one in batch:
+            if isinstance(one, _Encoded):
+                one.begin()
+        for one in batch:
+            one.deliver()
         for leaf in complete:
             leaf.finish()
 
 
-def _collects(leaf: ArrayLeaf) -> bool:
-    """Say whether the leaf collects its data on the host until `finish` takes it to the device."""
+def collects(leaf: ArrayLeaf) -> bool:
+    """Say whether the leaf collects its data on the host until `finish` takes it to the device as a whole."""
     return leaf.spec.kind in ("xla", "xla_sharded")
 
 
@@ -199,7 +212,7 @@ def _encoded(fetch: Fetch) -> _Read:
 
 def _batches(fetches: Sequence[Fetch]) -> Iterator[tuple[list[_Read], list[ArrayLeaf]]]:
     """Cut the reads into batches of bounded memory, each with the collecting leaves that are complete after it."""
-    last = {id(fetch.leaf): fetch for fetch in fetches if _collects(fetch.leaf)}
+    last = {id(fetch.leaf): fetch for fetch in fetches if collects(fetch.leaf)}
     batch: list[_Read] = []
     complete: list[ArrayLeaf] = []
     total = 0
@@ -281,7 +294,31 @@ def _direct(fetch: Fetch) -> _Read | None:
         target=memory[start : start + num_bytes],
         leaf=fetch.leaf.name,
     )
-    return _Direct(segments=[segment], buffer_bytes=num_bytes if _collects(fetch.leaf) else 0)
+    return _Direct(segments=[segment], buffer_bytes=num_bytes if collects(fetch.leaf) else 0)
+
+
+def stored_bytes(fetch: Fetch) -> tuple[int, int] | None:
+    """Return where what a fetch reads begins and ends in its file; None where its bytes do not follow each other."""
+    shard, outer = fetch.shard, fetch.shard.stored_region
+    if shard.codec is not None:
+        return shard.offset, shard.offset + shard.num_bytes
+    if fetch.common.is_empty:
+        return None
+    item_bytes = ITEM_BYTES[fetch.entry.dtype]
+    region = _widened(fetch.common, outer, item_bytes)
+    first = _single_run(region, outer)
+    if first is None:
+        return None
+    start = shard.offset + first * item_bytes
+    return start, start + region.num_elements * item_bytes
+
+
+def _widened(region: Region, outer: Region, item_bytes: int) -> Region:
+    """Return the region with what lies between its runs in `outer`, where these are so short that it is read, too."""
+    _, run = next(region.runs_in(outer))
+    if run < region.num_elements and run * item_bytes < SHORT_RUN_BYTES:
+        return Region((region.offsets[0], *outer.offsets[1:]), (region.shape[0], *outer.shape[1:]))
+    return region
 
 
 def _single_run(region: Region, outer: Region) -> int | None:
@@ -312,11 +349,8 @@ def _slabs(common: Region, item_bytes: int, outer: Region) -> Iterator[Region]:
 
 def _one_buffered(fetch: Fetch, common: Region) -> _Read:
     item_bytes = ITEM_BYTES[fetch.entry.dtype]
-    region = common
     outer = fetch.shard.stored_region
-    _, run = next(common.runs_in(outer))
-    if run < common.num_elements and run * item_bytes < SHORT_RUN_BYTES:
-        region = Region((common.offsets[0], *outer.offsets[1:]), (common.shape[0], *outer.shape[1:]))
+    region = _widened(common, outer, item_bytes)
     buffer = torch.empty(region.shape, dtype=torch_dtype(fetch.entry.dtype))
     memory = byte_view(buffer)
     read = _Buffered(leaf=fetch.leaf, region=region, common=common, buffer=buffer, buffer_bytes=len(memory))

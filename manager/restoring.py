@@ -30,6 +30,7 @@ from safepoint.manager.errors import (
     error_from_json,
 )
 from safepoint.manager.fetching import Fetch, fetch_leaves, plan_fetches
+from safepoint.manager.host_sharing import HostReading, arrange
 from safepoint.manager.host_tensors import HostMemory, mapped_tensors
 from safepoint.manager.options import check_step
 from safepoint.manager.policies import StepInfo
@@ -110,6 +111,7 @@ class RestoreOperation:
             prepared = Prepared(candidate=chosen)
             error = self._together("restore-check", lambda: self._prepare(prepared))  # noqa: B023 - called at once
             if error is None:
+                prepared.sharing = arrange(self.session, prepared.required_manifest.files, prepared.fetches)
                 error = self._together("restore-read", lambda: self._read(prepared))  # noqa: B023 - called at once
             if error is None:
                 self._target_modified = False
@@ -231,7 +233,8 @@ class RestoreOperation:
 
     def _read(self, prepared: Prepared) -> bytes:
         try:
-            prepared.num_bytes = fetch_leaves(
+            fetch = fetch_leaves if prepared.sharing is None else prepared.sharing.fetch
+            prepared.num_bytes = fetch(
                 self.session.storage,
                 prepared.prefix,
                 prepared.required_manifest,
@@ -245,7 +248,7 @@ class RestoreOperation:
         return b"[]"
 
     def _advance(self, num_bytes: int) -> None:
-        """Learn that so many more bytes are read; see `observed`."""
+        """Learn that so many more bytes are read, here or by another process of the host; see `observed`."""
 
     def _together(self, name: str, work: Callable[[], bytes]) -> CheckpointError | None:
         """Do work on every process; return an error about unsound data, the same one everywhere, for the caller.
@@ -332,6 +335,7 @@ class Prepared:
     host: dict[TreePath, torch.Tensor] = field(default_factory=dict)
     leaves: dict[TreePath, ArrayLeaf] = field(default_factory=dict)
     fetches: list[Fetch] = field(default_factory=list)
+    sharing: HostReading | None = None
     num_bytes: int = 0
 
     @property

@@ -199,6 +199,9 @@ class Storage(ABC):
     read_bytes: int = 0
     """Bytes of a file that follow each other and are better asked for at once than one by one; 0: it makes no odds."""
 
+    is_remote: bool = False
+    """Whether each read goes over a network, also where another process of this host has just read the same bytes."""
+
     part_bytes: int | None = None
     """How large, in bytes, data files should be at most: a writer holds as much in memory. None for no limit."""
 

@@ -76,6 +76,11 @@ class BufferPool:
             else:
                 self._kept.append(buffer)
 
+    def forfeit(self, buffer: memoryview) -> None:
+        """Never lend a buffer again: somebody who was given up may still write into it."""
+        with self._lock:
+            self.held_bytes -= len(buffer)
+
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copy bytes between views of equal length; large ones without holding the GIL."""

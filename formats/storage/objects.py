@@ -49,6 +49,7 @@ class ObjectStorage(Storage):
     """A prefix of a bucket."""
 
     renames = False
+    is_remote = True
     part_bytes = PART_BYTES
     read_bytes = 16 << 20
 

@@ -22,7 +22,7 @@ from safepoint.manager.coordination.store import TCPStore, connect_tcp
 from safepoint.manager.coordination.worker import StuckError, Worker
 from safepoint.manager.errors import RendezvousTimeoutError
 
-__all__ = ["Address", "Server", "find_server", "open_server"]
+__all__ = ["Address", "Server", "boot_id", "find_server", "open_server"]
 
 _NONCE_KEY = "safepoint/nonce"
 _FIRST_TRY_SECS = 3.0
@@ -56,7 +56,7 @@ class Address:
 
     def candidates(self) -> list[str]:
         """Return the hosts to try from here, in order."""
-        local = ["127.0.0.1"] if self.boot_id and self.boot_id == _boot_id() else []
+        local = ["127.0.0.1"] if self.boot_id and self.boot_id == boot_id() else []
         return list(dict.fromkeys([*local, *self.hosts]))
 
 
@@ -84,7 +84,7 @@ def open_server() -> Server:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=10))
     nonce = secrets.token_hex(16)
     store.set(_NONCE_KEY, nonce)
-    return Server(store, Address(hosts=_own_hosts(), port=store.port, boot_id=_boot_id(), nonce=nonce))
+    return Server(store, Address(hosts=_own_hosts(), port=store.port, boot_id=boot_id(), nonce=nonce))
 
 
 def find_server(address: Address, *, deadline_secs: float) -> str:
@@ -138,7 +138,8 @@ def _own_hosts() -> tuple[str, ...]:
     return tuple(host for host in dict.fromkeys(hosts) if not host.startswith(loopback))
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return the name of the kernel that runs here, the same for all processes of a host; "" where it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

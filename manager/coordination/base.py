@@ -64,12 +64,14 @@ class Coordinator(ABC):
         process_index: index of this process, from 0.
         process_count: how many there are.
         description: for people, such as "torch.distributed, 4 processes".
+        host: the same for processes of one host; "" where that is not known.
         on_event: called with "sync_devices", "meet:<name>", … as each begins; for tests that record an order.
     """
 
     process_index: int
     process_count: int
     description: str
+    host: str = ""
     on_event: Callable[[str], None] | None = None
 
     @property
@@ -130,6 +132,23 @@ class Coordinator(ABC):
         """Connect all processes with each other, or return what is connected already.
 
         *Called by* all processes.
+        """
+
+    @abstractmethod
+    def open_circle(self, members: Sequence[int], deadline_secs: float) -> Transport | None:
+        """Connect this process with some others, each of which gives the same members; for what can be done without.
+
+        *Called by* all processes. The primary logs why some could not be connected.
+
+        Args:
+            members: indices of processes, this one included; empty where this process needs nobody.
+            deadline_secs: for each of the meetings that this takes.
+
+        Returns:
+            None for those who need nobody, and for all where some could not be connected.
+
+        Raises:
+            RendezvousTimeoutError: names who did not come.
         """
 
     def transport(self) -> Transport:

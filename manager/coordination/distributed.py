@@ -8,6 +8,7 @@ files.
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import time
 import weakref
@@ -15,15 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from safepoint.manager.coordination.address import Address, Server, find_server, open_server
-from safepoint.manager.coordination.base import Coordinator, Decide, Transport, run_together
+from safepoint.manager.coordination.address import Address, Server, boot_id, find_server, open_server
+from safepoint.manager.coordination.base import Coordinator, Decide, Transport
 from safepoint.manager.coordination.blobs import Blobs
+from safepoint.manager.coordination.connections import Connections
 from safepoint.manager.coordination.device_sync import sync_devices
 from safepoint.manager.coordination.meeting import Patience
 from safepoint.manager.coordination.peer_side import PeerSide
 from safepoint.manager.coordination.primary_side import PrimarySide
 from safepoint.manager.coordination.store import Line, Store, StoreGoneError, StoreStuckError, Values, connect_tcp
-from safepoint.manager.coordination.transport import GlooTransport
 from safepoint.manager.errors import InvalidArgumentError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
@@ -34,7 +35,12 @@ __all__ = ["DistributedCoordinator", "Meetings", "StoreCoordinator"]
 
 T = TypeVar("T")
 
+logger = logging.getLogger("safepoint.coordination")
+
 WARN_EVERY_SECS = 30.0
+CONNECT_SECS = 30.0
+"""How long the processes of a circle may take to be connected, once all have come: it can be done without."""
+
 _CLOSE_SECS = 2.0
 
 
@@ -139,6 +145,7 @@ class StoreCoordinator(Coordinator):
         self.process_index = process_index
         self.process_count = process_count
         self.description = description
+        self.host = boot_id()
         self._address = address
         self._host = host
         self._server = server
@@ -149,7 +156,8 @@ class StoreCoordinator(Coordinator):
         # What one view shares, the other fetches.
         self._blobs = Blobs(Line("safepoint-blobs", self._connect, f"{run}/"), process_count)
         self._views: dict[str, StoreCoordinator] = {}
-        self._transport: GlooTransport | None = None
+        self._mesh = Connections(self, host, "transport")
+        self._circle = Connections(self, host, "circle")
         self._is_open = True
         _open_coordinators.add(self)
 
@@ -219,29 +227,19 @@ class StoreCoordinator(Coordinator):
 
     def open_transport(self, deadline_secs: float) -> Transport:
         """See `Coordinator.open_transport`."""
-        sound = self._transport is not None and self._transport.is_sound
-        server: Server | None = None
-
-        def agree(brought: Sequence[bytes]) -> bytes:
-            nonlocal server
-            if all(payload == b"sound" for payload in brought):
-                return b""
-            # A store for this only: what gloo writes there goes away with it.
-            server = open_server()
-            return str(server.address.port).encode()
-
-        try:
-            port = self.meet("transport", b"sound" if sound else b"", deadline_secs=deadline_secs, decide=agree)
-            if port != b"":
-                run_together(self, "transport open", deadline_secs, lambda: self._connect_all(int(port), deadline_secs))
-        finally:
-            if server is not None:
-                server.close()
+        self._mesh.open(range(self.process_count), deadline_secs)
         return self.transport()
+
+    def open_circle(self, members: Sequence[int], deadline_secs: float) -> Transport | None:
+        """See `Coordinator.open_circle`."""
+        failure = self._circle.try_open(members, deadline_secs, CONNECT_SECS)
+        if failure and self.is_primary:
+            logger.warning("processes of one host could not be connected with each other: %s", failure)
+        return self._circle.transport if members else None
 
     def transport(self) -> Transport:
         """See `Coordinator.transport`."""
-        return super().transport() if self._transport is None else self._transport
+        return super().transport() if self._mesh.transport is None else self._mesh.transport
 
     def background(self, name: str = "async") -> Coordinator:
         """See `Coordinator.background`; it is the same one each time, and closed with this one."""
@@ -286,24 +284,12 @@ class StoreCoordinator(Coordinator):
         until = time.monotonic() + _CLOSE_SECS
         for view in self._views.values():
             view.close()
-        if self._transport is not None:
-            self._transport.close()
+        self._mesh.close()
+        self._circle.close()
         self._blobs.close()
         self._meetings.close(until=until)
         if self._server is not None:
             self._server.close()
-
-    def _connect_all(self, port: int, deadline_secs: float) -> bytes:
-        if self._transport is not None:
-            self._transport.close()
-        self._transport = None
-        self._transport = GlooTransport(
-            lambda: connect_tcp(self._host, port),
-            process_index=self.process_index,
-            process_count=self.process_count,
-            deadline_secs=deadline_secs,
-        )
-        return b""
 
     def _connect(self) -> Store:
         return connect_tcp(self._host, self._address.port)

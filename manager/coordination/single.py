@@ -14,6 +14,8 @@ from safepoint.manager.coordination.device_sync import sync_devices
 from safepoint.manager.errors import InvalidArgumentError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from safepoint.manager.coordination.base import Decide
@@ -80,6 +82,11 @@ class SingleProcess(Coordinator):
     def transport(self) -> Transport:
         """See `Coordinator.transport`."""
         return self._transport
+
+    def open_circle(self, members: Sequence[int], deadline_secs: float) -> Transport | None:
+        """Return None: there is nobody to be connected with."""
+        del members, deadline_secs
+        return None
 
     def background(self, name: str = "async") -> Coordinator:
         """See `Coordinator.background`."""

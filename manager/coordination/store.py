@@ -23,6 +23,7 @@ from safepoint.manager.coordination.worker import StuckError, Worker
 
 __all__ = [
     "Line",
+    "PrefixStore",
     "ProcessGroupGloo",
     "Store",
     "StoreGoneError",
@@ -35,9 +36,9 @@ __all__ = [
 if TYPE_CHECKING:  # torch's stubs keep these elsewhere than torch does
     from collections.abc import Callable, Iterable
 
-    from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
+    from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 else:
-    from torch.distributed import ProcessGroupGloo, Store, TCPStore
+    from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 T = TypeVar("T")
 

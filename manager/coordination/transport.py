@@ -16,7 +16,7 @@ from safepoint.manager.coordination.worker import StuckError, Worker
 from safepoint.manager.errors import PeerFailedError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -26,14 +26,14 @@ _EXTRA_SECS = 0.5
 
 
 class GlooTransport(Transport):
-    """A full mesh of connections.
+    """A full mesh of connections between some processes.
 
     After an error gloo's connections are of no use any more: `is_sound` turns False and a new one has to be opened.
 
     Args:
         connect: makes a connection to a store that was opened for this transport; not needed afterwards.
         process_index: of this process.
-        process_count: how many there are.
+        members: indices of all that are to be connected, this one included; the same on each of them.
         deadline_secs: until all must be connected.
     """
 
@@ -42,10 +42,11 @@ class GlooTransport(Transport):
         connect: Callable[[], Store],
         *,
         process_index: int,
-        process_count: int,
+        members: Sequence[int],
         deadline_secs: float,
     ) -> None:
         self.is_sound = True
+        self._places = {member: place for place, member in enumerate(members)}
         timeout = datetime.timedelta(seconds=deadline_secs)
 
         absent: list[int] = []
@@ -55,9 +56,9 @@ class GlooTransport(Transport):
             store.set_timeout(timeout)
             store.set(f"came/{process_index}", "")
             try:
-                return ProcessGroupGloo(store, process_index, process_count, timeout)
+                return ProcessGroupGloo(store, self._places[process_index], len(members), timeout)
             except (RuntimeError, OSError):
-                absent.extend(_absent(store, process_count))
+                absent.extend(_absent(store, members))
                 raise
 
         self._worker: Worker[Any] = Worker("safepoint-transport", make)
@@ -78,11 +79,11 @@ class GlooTransport(Transport):
 
     def send(self, buffer: torch.Tensor, to: int, deadline_secs: float) -> None:
         """See `Transport.send`."""
-        self._move(lambda group: group.send([buffer], to, 0), to, deadline_secs, "take")
+        self._move(lambda group: group.send([buffer], self._places[to], 0), to, deadline_secs, "take")
 
     def receive(self, buffer: torch.Tensor, source: int, deadline_secs: float) -> None:
         """See `Transport.receive`."""
-        self._move(lambda group: group.recv([buffer], source, 0), source, deadline_secs, "send")
+        self._move(lambda group: group.recv([buffer], self._places[source], 0), source, deadline_secs, "send")
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -115,10 +116,10 @@ class GlooTransport(Transport):
             raise
 
 
-def _absent(store: Store, process_count: int) -> list[int]:
+def _absent(store: Store, members: Sequence[int]) -> list[int]:
     """Return the processes that did not come; the one that serves the store, where that is no more."""
     try:
-        return [each for each in range(process_count) if not store.check([f"came/{each}"])]
+        return [each for each in members if not store.check([f"came/{each}"])]
     except (RuntimeError, OSError):
         return [0]
 

@@ -24,7 +24,7 @@ def test_a_mesh_that_cannot_be_made_names_those_who_did_not_come() -> None:
     try:
         with pytest.raises(RendezvousTimeoutError, match=r"without processes \[1, 2\]") as caught:
             GlooTransport(
-                lambda: connect_tcp(HOST, server.address.port), process_index=0, process_count=3, deadline_secs=1.0
+                lambda: connect_tcp(HOST, server.address.port), process_index=0, members=range(3), deadline_secs=1.0
             )
     finally:
         server.close()
@@ -45,7 +45,7 @@ def test_a_mesh_whose_store_goes_away_names_the_process_that_served_it() -> None
     try:
         with pytest.raises(RendezvousTimeoutError, match=r"without processes \[0\]") as caught:
             GlooTransport(
-                lambda: connect_tcp(HOST, server.address.port), process_index=1, process_count=2, deadline_secs=20.0
+                lambda: connect_tcp(HOST, server.address.port), process_index=1, members=range(2), deadline_secs=20.0
             )
     finally:
         thread.join()
@@ -60,5 +60,5 @@ def test_a_mesh_whose_store_is_gone_before_names_the_process_that_served_it() ->
     port = server.address.port
     server.close()
     with pytest.raises(RendezvousTimeoutError, match=r"without processes \[0\]") as caught:
-        GlooTransport(connect, process_index=1, process_count=2, deadline_secs=5.0)
+        GlooTransport(connect, process_index=1, members=range(2), deadline_secs=5.0)
     assert caught.value.absent == (0,)

@@ -102,6 +102,7 @@ class FaultyStorage(Storage):
         self.part_bytes = inner.part_bytes
         self.num_streams = inner.num_streams
         self.read_bytes = inner.read_bytes
+        self.is_remote = inner.is_remote
         self.log: list[Call] = []
         self.num_calls = 0
         self.fired = 0
