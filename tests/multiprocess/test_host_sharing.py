@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from safepoint.manager import CheckpointManager
+from safepoint.manager import CheckpointManager, PerProcess
 from safepoint.manager.coordination.transport import GlooTransport
 from safepoint.manager.errors import CheckpointError, CorruptDataError, RendezvousTimeoutError
 
@@ -28,7 +30,10 @@ NUM_SMALL = 50
 def make_state(seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     small = {str(number): torch.full((7,), number + seed, dtype=torch.int32) for number in range(NUM_SMALL)}
-    return {"large": torch.randint(1 << 20, (NUM_ITEMS,), generator=generator, dtype=torch.int32), "small": small}
+    return {
+        "large": torch.randint(-(1 << 31), (1 << 31) - 1, (NUM_ITEMS,), generator=generator, dtype=torch.int32),
+        "small": small,
+    }
 
 
 def zeros() -> dict[str, Any]:
@@ -60,7 +65,7 @@ class Saved:
             for seed in (1, 2):
                 manager.save(seed, make_state(seed))
             storage = manager._session.storage
-            (step,) = [step for step in manager._session.committer.list_steps() if step.record.step == 2]  # noqa: PLR2004
+            (step,) = [step for step in manager._session.committer.list_steps() if step.record.step == 2]
             files = manager._session.committer.load_manifest(step).files
             self.num_bytes = sum(file.num_bytes for file in files)
             assert storage.is_remote
@@ -80,9 +85,9 @@ def saved(saved_in_s3: Saved) -> Iterator[Saved]:
 
 
 def restore_case(
-    rank: int, root: str, environment: dict[str, str], hosts: str = "", step: int | None = None, into: bool = True
+    rank: int, root: str, environment: dict[str, str], hosts: str = "", step: int | None = None, into: str = "a target"
 ) -> tuple[int, int, list[str]]:
-    """Return the step, the bytes read by this process, and the meetings."""
+    """Return the step, the bytes read by this process, and the meetings; restore into `a target` or `nothing`."""
     os.environ.update(environment)
     meetings: list[str] = []
     with CheckpointManager(root, deadline_secs=60.0) as manager:
@@ -90,7 +95,7 @@ def restore_case(
         if hosts:
             coordinator.host = hosts[rank]  # as if the processes ran on several
         coordinator.on_event = meetings.append
-        target = zeros() if into else None
+        target = zeros() if into == "a target" else None
         restored = manager.restore_latest(target) if step is None else manager.restore(step, target)
         assert restored is not None
         state = target if target is not None else restored.state
@@ -138,18 +143,68 @@ def test_a_process_with_no_other_on_its_host_reads_for_itself(process_pool: Proc
 
 
 def test_a_restore_without_a_target_shares_it_too(process_pool: ProcessPool, saved: Saved) -> None:
-    process_pool.run(restore_case, saved.root, saved.environment, "", 1, False, num_processes=2)  # noqa: FBT003
+    process_pool.run(restore_case, saved.root, saved.environment, "", 1, "nothing", num_processes=2)
     assert saved.proxy.num_bytes == saved.num_bytes
+
+
+@pytest.mark.parametrize("format", ["orbax", "orbax_zstd", "torch"])
+def test_every_format_is_shared_encoded_or_not(
+    process_pool: ProcessPool,
+    s3: ObjectServer,
+    saved: Saved,
+    format: str,  # noqa: A002 - as the option is called
+) -> None:
+    other = Saved(s3, saved.proxy, f"host sharing/{format}", format=format)
+    fetched = process_pool.run(restore_case, other.root, other.environment, num_processes=2)
+    assert sum(num_bytes for _, num_bytes, _ in fetched) <= other.num_bytes
+    assert saved.proxy.num_bytes < other.num_bytes + (1 << 20)  # listings are counted, too
+
+
+def sharded_case(rank: int, root: str, environment: dict[str, str], *, is_saving: bool) -> int:
+    """Save, or restore, what is sharded over one dimension of a mesh and replicated over the other."""
+    os.environ.update(environment)
+    mesh = init_device_mesh("cpu", (2, 2))
+    whole = torch.arange(10 << 20, dtype=torch.int32).reshape(2048, -1)
+    sharded = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
+    replicated = distribute_tensor(whole[:1024] + 1, mesh, [Replicate(), Replicate()])
+    with CheckpointManager(root, mode="sharded", deadline_secs=60.0) as manager:
+        if is_saving:
+            manager.save(1, {"sharded": sharded, "replicated": replicated, "own": PerProcess(torch.ones(9) * rank)})
+            return 0
+        target = {"sharded": torch.zeros_like(sharded), "replicated": torch.zeros_like(replicated)}
+        restored = manager.restore(1, target | {"own": PerProcess(torch.zeros(9))})
+        assert torch.equal(target["sharded"].to_local(), sharded.to_local())
+        assert torch.equal(target["replicated"].to_local(), replicated.to_local())
+        return restored.num_bytes
+
+
+def save_sharded(rank: int, root: str, environment: dict[str, str]) -> int:
+    return sharded_case(rank, root, environment, is_saving=True)
+
+
+def restore_sharded(rank: int, root: str, environment: dict[str, str]) -> int:
+    return sharded_case(rank, root, environment, is_saving=False)
+
+
+def test_each_shard_is_fetched_once_for_those_who_hold_it(process_pool: ProcessPool, saved: Saved) -> None:
+    root = f"{saved.root}-sharded"
+    process_pool.run(save_sharded, root, saved.environment, num_processes=4)
+    saved.proxy.forget()
+    read = process_pool.run(restore_sharded, root, saved.environment, num_processes=4)
+    assert sum(read) == saved.proxy.num_bytes
+    assert 60 << 20 < sum(read) < 84 << 20  # blocks that lie across two parts are read for each
 
 
 def parts_case(rank: int, root: str, environment: dict[str, str]) -> int:
     """Both want the large leaf of one state, and only the first process the small ones."""
     os.environ.update(environment)
     with CheckpointManager(root, deadline_secs=60.0) as manager:
-        target = {"large": torch.zeros(NUM_ITEMS, dtype=torch.int32)} | ({"small": zeros()["small"]} if rank == 0 else {})
+        target = {"large": torch.zeros(NUM_ITEMS, dtype=torch.int32)} | (
+            {"small": zeros()["small"]} if rank == 0 else {}
+        )
         restored = manager.restore(2, target, items=["large", "small"] if rank == 0 else ["large"])
         assert torch.equal(target["large"], make_state(2)["large"])
-        assert rank == 1 or int(target["small"]["7"][0]) == 9  # noqa: PLR2004
+        assert rank == 1 or int(target["small"]["7"][0]) == 9
         return restored.num_bytes
 
 

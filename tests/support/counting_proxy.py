@@ -26,7 +26,6 @@ class CountingProxy(HttpProxy):
         """Start; see `HttpProxy`."""
         self._lock = threading.Lock()
         self.fetched: Counter[str] = Counter()
-        self.num_reads = 0
         self.spoil: Callable[[str, Reply], Reply] = lambda _, reply: reply
         """What is sent in place of a reply with data, by its path."""
         super().__init__(server)
@@ -40,14 +39,12 @@ class CountingProxy(HttpProxy):
         """Count from zero again."""
         with self._lock:
             self.fetched.clear()
-            self.num_reads = 0
 
     @override
     def answer(self, exchange: Exchange) -> Reply | None:
         reply = exchange.forward()
-        if exchange.method != "GET" or len(reply.body) < _SMALL_BYTES or ".safetensors" not in exchange.path:
+        if exchange.method != "GET" or len(reply.body) < _SMALL_BYTES or exchange.path.endswith(".json"):
             return reply
         with self._lock:
             self.fetched[exchange.path] += len(reply.body)
-            self.num_reads += 1
         return self.spoil(exchange.path, reply)
