@@ -196,7 +196,7 @@ class RestoreBegun(Event):
 
     Attributes:
         step: the step.
-        num_bytes: about what this process is going to read.
+        num_bytes: about what this process is going to get, read by itself or by another process of its host.
     """
 
     step: int
@@ -213,7 +213,7 @@ class RestoreDone(Event):
     Attributes:
         step: the step.
         attempt: id of the try that made it.
-        num_bytes: what this process read.
+        num_bytes: what this process read from the storage itself.
         secs: from the call until now.
         passed_over: how many newer steps were not sound.
     """

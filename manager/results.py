@@ -50,7 +50,8 @@ class RestoreResult:
         step: its number.
         metrics: as given when it was saved.
         mode: "consolidated" or "sharded", as it was written.
-        num_bytes: bytes read by this process.
+        num_bytes: bytes that this process read from the storage itself; on object stores, others of its host may have
+            read the rest and handed it on.
         state: the restored state as host tensors and mappings, when there was no target; else None.
         skipped: one text for each newer step that was passed over because it is not sound.
         abandoned: steps with higher numbers that were committed earlier, on a branch that was left.

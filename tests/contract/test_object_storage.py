@@ -44,6 +44,7 @@ class TestGoogle(StorageContract):
 def test_directories_are_only_what_keys_have_in_front(object_server: ObjectServer, unused_prefix: str) -> None:
     storage = open_storage(object_server.url(unused_prefix))
     assert not storage.renames
+    assert storage.is_remote
     storage.make_dir("gone/item")
     assert storage.list("") == []
     storage.put("a/b/f", b"1")

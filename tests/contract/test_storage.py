@@ -79,6 +79,8 @@ def test_a_root_is_opened_by_its_path_or_url(tmp_path: Path) -> None:
     assert open_storage("memory://contract/run/") is objects
     assert open_storage("memory://contract/other") is not objects
     assert objects.describe("1") == "memory://contract/run/1"
+    assert not local.is_remote
+    assert not objects.is_remote  # nothing is handed on: each process has a memory of its own
 
 
 @pytest.mark.parametrize("root", ["ftp://host/x", "memory://", "file://host/x", "http://a/b"])
