@@ -25,6 +25,8 @@ from safepoint.formats.errors import IncompleteCoverageError, InvalidArgumentErr
 from safepoint.formats.region import Region, check_tiling
 from safepoint.manager.adapters import ArrayLeaf, empty_like_parameter, prefetch, wrap_array
 
+from support.xla_sharing_cases import check_handing_on
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -366,6 +368,7 @@ def cases(mode: str) -> dict[str, Callable[[], None]]:
         "refusals": check_refusals,
         "views": check_views,
         "new state like a parameter": check_empty_like,
+        "handing on": lambda: check_handing_on(meshes()[0]),
     }
     for dtype in DTYPES:
         found[f"layouts of {dtype}"] = lambda dtype=dtype: check_layouts(dtype)

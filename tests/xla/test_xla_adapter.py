@@ -40,6 +40,7 @@ BEHAVIOURS = [
     "refusals",
     "views",
     "new state like a parameter",
+    "handing on",
 ]
 DTYPES = [
     "bool",
@@ -58,6 +59,7 @@ class Worker:
             "PJRT_DEVICE": "CPU",
             "CPU_NUM_DEVICES": str(num_devices),
             "RES_OPTIONS": "timeout:1 attempts:1",
+            "PYTHONPATH": os.pathsep.join(sys.path),  # where the imports of this file were found
         }
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
