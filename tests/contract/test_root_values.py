@@ -1,4 +1,7 @@
-"""Every kind of thing that people put into a state, through the real manager, in both modes and behind the loop."""
+"""Every kind of thing that people put into a state, through the real manager, on every kind of root.
+
+In a directory in both modes and behind the loop; elsewhere, where only the way of the bytes is another, in one.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ import pytest
 import torch
 
 from safepoint.formats.dtypes import ITEM_BYTES
-from safepoint.manager import CheckpointManager
 from safepoint.manager.errors import UnsupportedValueError
 
+from support.roots import KINDS_WITHOUT_RENAMES
 from support.strategies import same_content
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from support.roots import Root
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (0, 3), (1,), (3, 5)]
 DTYPES = sorted(
@@ -32,6 +35,9 @@ DTYPES = sorted(
 QUANTISED = [dtype for dtype in DTYPES if str(dtype).removeprefix("torch.")[:2] in ("qi", "qu")]
 KEPT = list(dict.fromkeys(dtype for dtype in DTYPES if dtype not in QUANTISED))
 WAYS: list[dict[str, Any]] = [{"mode": "consolidated"}, {"mode": "sharded"}, {"mode": "auto", "blocking": False}]
+EVERY_KIND = [("directory", way) for way in WAYS] + [(kind, WAYS[1]) for kind in KINDS_WITHOUT_RENAMES]
+
+in_every_way = pytest.mark.parametrize(("root", "way"), EVERY_KIND, indirect=["root"], ids=str)
 
 
 def bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -45,9 +51,9 @@ def raw(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.reshape(-1).view(torch.uint8).tolist())
 
 
-def there_and_back(root: Path, state: dict[str, Any], live: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
+def there_and_back(root: Root, state: dict[str, Any], live: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
     """Save, restore into `live`, and return what comes without a target."""
-    with CheckpointManager(root, mode=way["mode"]) as manager:
+    with root.manager(mode=way["mode"]) as manager:
         manager.save(1, state, blocking=way.get("blocking", True))
         manager.wait()
         manager.restore(1, live)
@@ -62,12 +68,12 @@ def test_every_dtype_of_this_torch_is_kept_or_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_every_dtype_comes_back_in_every_shape(tmp_path: Path, way: dict[str, Any]) -> None:
+@in_every_way
+def test_every_dtype_comes_back_in_every_shape(root: Root, way: dict[str, Any]) -> None:
     state = {str(dtype): [bits(dtype, shape, index) for index, shape in enumerate(SHAPES)] for dtype in KEPT}
     live = {name: [torch.empty_like(value) for value in values] for name, values in state.items()}
     before = {name: list(values) for name, values in live.items()}
-    found = there_and_back(tmp_path, state, live, way)
+    found = there_and_back(root, state, live, way)
     for back in (live, found):
         for name, values in state.items():
             for one, other in zip(values, back[name], strict=True):
@@ -78,16 +84,16 @@ def test_every_dtype_comes_back_in_every_shape(tmp_path: Path, way: dict[str, An
 
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
 @pytest.mark.parametrize("dtype", QUANTISED, ids=str)
-def test_quantised_tensors_are_refused_by_name_before_anything_is_written(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_quantised_tensors_are_refused_by_name_before_anything_is_written(root: Root, dtype: torch.dtype) -> None:
     try:
         value = torch._empty_affine_quantized([8], scale=0.5, zero_point=0, dtype=dtype)
     except RuntimeError:
         pytest.skip("this torch makes no such tensor")
-    with CheckpointManager(tmp_path) as manager, pytest.raises(UnsupportedValueError, match="quantised") as caught:
+    with root.manager() as manager, pytest.raises(UnsupportedValueError, match="quantised") as caught:
         manager.save(1, {"model": {"w": value}})
     assert caught.value.leaf == "model.w"
     assert "int_repr" in str(caught.value.hint)
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+    root.check_holds()
 
 
 VIEWS: dict[str, Any] = {
@@ -104,10 +110,10 @@ VIEWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@in_every_way
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_keep_their_strides_in_the_target_and_cost_their_own_bytes(
-    tmp_path: Path, way: dict[str, Any], name: str
+    root: Root, way: dict[str, Any], name: str
 ) -> None:
     def memory(value: float) -> torch.Tensor:
         return torch.complex(torch.arange(24.0), torch.arange(24.0) + value).reshape(4, 6)
@@ -115,13 +121,13 @@ def test_views_keep_their_strides_in_the_target_and_cost_their_own_bytes(
     view, target = VIEWS[name](memory(100)), VIEWS[name](torch.zeros_like(memory(0)))
     strides = target.stride()
     live = {"v": target}
-    found = there_and_back(tmp_path, {"v": view}, live, way)
+    found = there_and_back(root, {"v": view}, live, way)
     assert live["v"] is target
     assert target.stride() == strides == view.stride()
     assert (target.is_conj(), target.is_neg()) == (view.is_conj(), view.is_neg())
     assert torch.equal(target, view)
     assert torch.equal(found["v"], view)
-    size = sum(path.stat().st_size for path in (tmp_path / "1").rglob("*.safetensors"))
+    size = sum(len(data) for path, data in root.contents().items() if path.endswith(".safetensors"))
     assert size == 4096 + view.numel() * view.element_size()
 
 
@@ -147,8 +153,8 @@ NUMPY = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_every_dtype_of_numpy_comes_back_in_every_shape_and_as_a_scalar(tmp_path: Path, way: dict[str, Any]) -> None:
+@in_every_way
+def test_every_dtype_of_numpy_comes_back_in_every_shape_and_as_a_scalar(root: Root, way: dict[str, Any]) -> None:
     state: dict[str, Any] = {}
     for number, text in enumerate(NUMPY):
         dtype = np.dtype(text)
@@ -169,7 +175,7 @@ def test_every_dtype_of_numpy_comes_back_in_every_shape_and_as_a_scalar(tmp_path
         name: [np.zeros_like(value) if isinstance(value, np.ndarray) else value for value in values]
         for name, values in state.items()
     }
-    found = there_and_back(tmp_path, state, live, way)
+    found = there_and_back(root, state, live, way)
     assert same_content(live, state)
     for name, values in state.items():
         for one, other in zip(values, found[name], strict=True):
@@ -182,8 +188,8 @@ def test_every_dtype_of_numpy_comes_back_in_every_shape_and_as_a_scalar(tmp_path
     "value",
     [np.array([object()]), np.array([(1, None)], "i4,O"), np.ma.array([1]), np.rec.array([(1, 2.0)], dtype="i4,f8")],
 )
-def test_numpy_arrays_that_hold_more_than_their_bytes_are_refused_by_name(tmp_path: Path, value: Any) -> None:
-    with CheckpointManager(tmp_path) as manager, pytest.raises(UnsupportedValueError) as caught:
+def test_numpy_arrays_that_hold_more_than_their_bytes_are_refused_by_name(root: Root, value: Any) -> None:
+    with root.manager() as manager, pytest.raises(UnsupportedValueError) as caught:
         manager.save(1, {"data": [value]})
     assert caught.value.leaf == "data.0"
     assert caught.value.hint
@@ -245,8 +251,8 @@ def draws(state: dict[str, Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_values_structures_and_generators_come_back(tmp_path: Path, way: dict[str, Any]) -> None:
+@in_every_way
+def test_values_structures_and_generators_come_back(root: Root, way: dict[str, Any]) -> None:
     state = make_values()
     live = make_values()
     draws(live)
@@ -259,7 +265,7 @@ def test_values_structures_and_generators_come_back(tmp_path: Path, way: dict[st
         [{}, [], (), live["ordered"], set()],
     )
     live["empty"][3] = collections.OrderedDict()
-    there_and_back(tmp_path, state, live, way)
+    there_and_back(root, state, live, way)
     generators = ("generator", "random", "numpy generator", "legacy")
     for name in state:
         if name in ("config", *generators):
@@ -272,8 +278,8 @@ def test_values_structures_and_generators_come_back(tmp_path: Path, way: dict[st
     assert draws(live) == draws(state)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_parameters_and_buffers_stay_what_they_are(tmp_path: Path, way: dict[str, Any]) -> None:
+@in_every_way
+def test_parameters_and_buffers_stay_what_they_are(root: Root, way: dict[str, Any]) -> None:
     def make(seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
         module = torch.nn.BatchNorm1d(3)
@@ -283,7 +289,7 @@ def test_parameters_and_buffers_stay_what_they_are(tmp_path: Path, way: dict[str
 
     model, live = make(0), make(1)
     hidden, extra = live.hidden.clone(), live.extra
-    there_and_back(tmp_path, {"m": model}, {"m": live}, way)
+    there_and_back(root, {"m": model}, {"m": live}, way)
     assert live.extra is extra
     assert isinstance(extra, torch.nn.Parameter)
     assert extra.requires_grad
