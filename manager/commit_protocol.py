@@ -97,5 +97,5 @@ class CommitProtocol(ABC):
 
 
 def may_be_set_aside(problem: StepProblem) -> bool:
-    """Say whether the step may be saved anew: it is damaged beyond reading, not merely beyond our reading."""
-    return not isinstance(problem.error, UnsupportedVersionError | StorageError)
+    """Say whether the step may be saved anew: it is ours, and damaged beyond reading, not merely beyond our reading."""
+    return not problem.is_link and not isinstance(problem.error, UnsupportedVersionError | StorageError)

@@ -24,6 +24,7 @@ from safepoint.formats.storage.local_file import allows_direct
 from safepoint.manager.errors import CheckpointError
 from safepoint.manager.owner import current_holder
 from safepoint.manager.root_overview import overview
+from safepoint.manager.step_paths import refuse_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,13 +97,26 @@ def diagnose_root(root: Path) -> Iterator[Finding]:
 
     A root that is not there yet is judged by the directory in which it would be made.
     """
+    try:
+        os.lstat(root)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # judged below, by what there is
+    except OSError as error:
+        yield Finding(name="root", level="problem", text=f"{root} cannot be reached: {error.strerror}")
+        return
     place = root
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
-    if not place.is_dir():
-        yield Finding(name="root", level="problem", text=f"{place} is not a directory")
+    if not os.path.isdir(place):
+        what = "a symbolic link that leads nowhere" if os.path.islink(place) else "not a directory"
+        yield Finding(name="root", level="problem", text=f"{place} is {what}")
         return
     if place == root:
+        try:
+            refuse_step(LocalStorage(root))
+        except CheckpointError as error:
+            yield Finding(name="root", level="problem", text=str(error))
+            return
         yield from _content(LocalStorage(root))
     else:
         yield Finding(name="root", level="ok", text=f"not there yet; it would be made in {place}", data=str(place))

@@ -179,7 +179,7 @@ def _present(path: str, identity: str, chosen: Exporting) -> Exported:
         record = None
     is_same = isinstance(record, dict) and (record.get("identity"), record.get("chosen")) == (identity, asdict(chosen))
     made: dict[str, int] = record["files"] if is_same else {}
-    sizes = _sizes(path)
+    sizes = _sizes(path) if is_same else {}
     if not is_same or any(sizes.get(name) != size for name, size in made.items()):
         raise InvalidArgumentError(
             "there is something of that name already", path=path, hint="Choose another name, or remove it first."
@@ -200,8 +200,8 @@ def _unfinished(path: str, name: str) -> Iterator[tuple[str, bool]]:
     start = f"{path}.tmp-"
     temporary = f"{start}{name}"
     begun = os.path.isdir(temporary)
+    LocalStorage(temporary).make_dir("")
     try:
-        os.makedirs(temporary, exist_ok=True)
         handle = _lock(temporary)
     except OSError as error:
         raise StorageError(f"cannot make it: {error.strerror}", path=temporary, errno=error.errno) from error

@@ -133,8 +133,10 @@ def full_root(root: str, storage: StorageOptions | None = None) -> str:
     """Return a root as it is known from anywhere: an absolute path, or a URL in its one spelling. Touches nothing.
 
     Raises:
-        InvalidArgumentError: a URL that names no storage.
+        InvalidArgumentError: a URL that names no storage, or what is no path.
     """
+    if not root or "\0" in root:
+        raise InvalidArgumentError(f"{root!r} is no path of a directory")
     return open_storage(root, storage).location if is_url(root) else os.path.abspath(root)
 
 

@@ -15,6 +15,7 @@ from safepoint.formats.storage import LocalStorage, Storage, open_storage
 from safepoint.manager.commit import Committer
 from safepoint.manager.errors import StepExistsError
 from safepoint.manager.owner import Owner, Refused, Wait
+from safepoint.manager.step_paths import refuse_step
 
 if TYPE_CHECKING:
     import os
@@ -62,10 +63,12 @@ def owned_root(
         spare: attempts whose unfinished directories stay, because they are gone on with.
 
     Raises:
+        InvalidArgumentError: it is a step.
         RootInUseError: a manager, alive, owns it; names it.
         StorageError: the root cannot be written to.
     """
     storage = root if isinstance(root, Storage) else open_storage(root)
+    refuse_step(storage)
     owner = Owner(storage.root if isinstance(storage, LocalStorage) else storage, deadline_secs=deadline_secs)
     try:
         while isinstance(answer := owner.acquire(), Wait):

@@ -129,6 +129,7 @@ def remove_step(storage: Storage, step: int) -> tuple[str, ...]:
     Raises:
         StepNotFoundError: there is none; lists those that are.
         InvalidArgumentError: it is pinned.
+        CorruptDataError: a symbolic link has its name, which is not ours to delete.
         RootInUseError: a manager owns the root; nothing was deleted.
     """
     if step in pinned_steps(storage):
@@ -140,6 +141,8 @@ def remove_step(storage: Storage, step: int) -> tuple[str, ...]:
         )
     reader = StepReader(storage)
     problem = next((problem for problem in reader.problems() if problem.step == step), None)
+    if problem is not None and problem.is_link:
+        raise problem.error
     found = None if problem is not None else find_step(reader, step)
     with owned_root(storage) as owned:
         committer = owned.committer()

@@ -116,8 +116,8 @@ def overview(storage: Storage, keep: Policy | None = None) -> Overview:
     for found in sorted(storage.list(""), key=lambda found: found.name):
         if found.name in shown:
             continue
-        own = parse_name(found.name) if found.is_dir else None
         problem = problems.get(found.name)
+        own = parse_name(found.name) if found.is_dir or problem is not None else None
         entries.append(
             RootEntry(
                 name=found.name,

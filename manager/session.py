@@ -24,6 +24,7 @@ from safepoint.manager.history import History
 from safepoint.manager.linking import LinkMemory
 from safepoint.manager.owner import Owner
 from safepoint.manager.remembering import SaveMemos
+from safepoint.manager.step_paths import refuse_step
 from safepoint.manager.telling import Telling
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def _prepare_root(options: ManagerOptions, storage: Storage) -> None:
     root = options.root
     if is_url(root):
         storage.make_dir("")
+        refuse_step(storage)
         return
     try:
         mode = os.stat(root).st_mode
@@ -195,6 +197,7 @@ def _prepare_root(options: ManagerOptions, storage: Storage) -> None:
         raise StorageError(f"cannot open the root: {error.strerror}", path=root, errno=error.errno) from error
     if not stat.S_ISDIR(mode):
         raise StorageError("the root is not a directory", path=root, hint="Give the path of a directory, or a new one.")
+    refuse_step(storage)
 
 
 def _leave_nonce(storage: Storage, run: str) -> str:

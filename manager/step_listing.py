@@ -15,7 +15,8 @@ In the place of the record may be a tombstone: then there is no step, whatever e
 to look at, and foreign from then on.
 
 Everything else belongs to others and is neither listed nor touched. That includes numbers in another spelling than
-ours (`007`, `+5`), files, symbolic links, and a directory with a number for a name but no commit record in it.
+ours (`007`, `+5`), files, symbolic links, and a directory with a number for a name but no commit record in it. A link
+with the name of a step that leads to a step elsewhere, or nowhere, is told of: somebody may take it for one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Literal
 
 from safepoint.formats.commit_record import COMMIT_MAX_BYTES
 from safepoint.formats.layout import COMMIT_NAME
+from safepoint.formats.storage.walking import leads_to
 from safepoint.formats.tombstone import Tombstone, parse_slot
 from safepoint.manager.errors import CheckpointError, CorruptDataError, StorageError
 from safepoint.manager.policies import StepInfo
@@ -139,11 +141,13 @@ class StepProblem:
         step: the number in its name.
         prefix: its directory, relative to the root.
         error: what is wrong; carries the step and the path.
+        is_link: whether it is a symbolic link, which is not ours to rename or delete.
     """
 
     step: int
     prefix: str
     error: CheckpointError
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,6 @@ def read_listing(
     """
     steps: dict[int, CommittedStep] = {}
     old: dict[int, list[CommittedStep]] = {}
-    problems: list[StepProblem] = []
     entries = storage.list("")
     cache.keep_only(entry.name for entry in entries)
     tombstones: dict[str, Tombstone] = {}
@@ -222,6 +225,8 @@ def read_listing(
     if only is not None:
         named = [(entry, name) for entry, name in named if name.step == only]
     occupied = frozenset(entry.name for entry, name in named if name.kind == "step")
+    links = [_linked(storage, entry) for entry, name in named if entry.is_link and name.kind == "step"]
+    problems = [problem for problem in links if problem is not None]
     named = [(entry, name) for entry, name in named if entry.is_dir]
     for (entry, name), read in zip(named, _read_all(storage, cache, named), strict=True):
         found = read if process_index is None else _check_process(read, storage, process_index)
@@ -245,6 +250,20 @@ def read_listing(
 
 
 _Read = CommittedStep | StepProblem | Tombstone | None
+
+
+def _linked(storage: Storage, entry: Entry) -> StepProblem | None:
+    """Return what is wrong with a link that has the name of a step; None where it leads to something else."""
+    path, step = storage.describe(entry.name), int(entry.name)
+    if not leads_to(path, COMMIT_NAME):
+        return None
+    error = CorruptDataError(
+        "a symbolic link has the name of this step, and links in a root are not followed",
+        step=step,
+        path=path,
+        hint="Put the step itself here: move it back, or `safepoint copy` it from where it lies now.",
+    )
+    return StepProblem(step, entry.name, error, is_link=True)
 
 
 def _read_all(storage: Storage, cache: RecordCache, named: Sequence[tuple[Entry, OwnName]]) -> list[_Read]:

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from safepoint.formats.manifest import Manifest
     from safepoint.manager.step_listing import CommittedStep
 
-__all__ = ["OpenStep", "StepPath", "find_step", "open_directory", "open_root", "open_step", "parse_step_path"]
+__all__ = [
+    "OpenStep",
+    "StepPath",
+    "find_step",
+    "open_directory",
+    "open_root",
+    "open_step",
+    "parse_step_path",
+    "refuse_step",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,11 +141,25 @@ def open_directory(root: str) -> Storage:
         problem = "" if storage.list("") else "nothing lies there"
     elif not os.path.isdir(root):
         problem = "there is no such directory" if not os.path.lexists(root) else "this is not a directory"
+        if os.path.islink(root):
+            problem = "this is a symbolic link that leads to no directory"
     if problem:
         raise InvalidArgumentError(
             problem, path=root, hint="Name what the manager was opened with, or a step in it by its number."
         )
     return storage
+
+
+def refuse_step(storage: Storage) -> None:
+    """Refuse to make a root of what is a step.
+
+    Raises:
+        InvalidArgumentError: it has a commit record.
+    """
+    if _is_file(storage, COMMIT_NAME):
+        raise InvalidArgumentError(
+            "this is a step, and a root is wanted", path=storage.location, hint="Leave the number away."
+        )
 
 
 def open_step(path: str | os.PathLike[str]) -> OpenStep:

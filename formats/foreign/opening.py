@@ -12,6 +12,7 @@ from safepoint.formats.foreign.safetensors_files import is_safetensors, open_saf
 from safepoint.formats.foreign.torch_files import is_torch, open_torch
 from safepoint.formats.foreign.torch_objects import open_with_objects
 from safepoint.formats.foreign.xlafsdp_files import is_xlafsdp, open_xlafsdp
+from safepoint.formats.storage.system import raised_as_storage_error
 
 if TYPE_CHECKING:
     from safepoint.formats.foreign.base import ForeignCheckpoint
@@ -39,8 +40,9 @@ def open_foreign(path: str | os.PathLike[str]) -> ForeignCheckpoint:
     location = os.path.abspath(os.fspath(path))
     if not os.path.exists(location):
         raise StorageError("there is no such file or directory", path=location, errno=2)
-    for is_kind, open_kind in _KINDS:
-        if is_kind(location):
+    with raised_as_storage_error("read the checkpoint", location):
+        open_kind = next((open_kind for is_kind, open_kind in _KINDS if is_kind(location)), None)
+        if open_kind is not None:
             try:
                 return open_kind(location)
             except CheckpointError as error:

@@ -38,7 +38,7 @@ def is_xlafsdp(path: str) -> bool:
     """Say whether a directory, or the file of a rank, is one, by the names of the files."""
     if os.path.isfile(path):
         return _FILE.fullmatch(os.path.basename(path)) is not None
-    return any(_FILE.fullmatch(name) for name in os.listdir(path))
+    return os.path.isdir(path) and any(_FILE.fullmatch(name) for name in os.listdir(path))
 
 
 def open_xlafsdp(path: str) -> ForeignCheckpoint:

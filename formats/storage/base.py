@@ -55,11 +55,13 @@ class Entry(NamedTuple):
         is_dir: whether it is a directory; a symbolic link never is one.
         identity: changes when the entry is replaced by another, or (for a directory) when names in it come and go.
             Only for comparing; it lets a caller skip reading again what it has read.
+        is_link: whether it is a symbolic link.
     """
 
     name: str
     is_dir: bool
     identity: tuple[int, ...] = ()
+    is_link: bool = False
 
 
 class VersionedBytes(NamedTuple):

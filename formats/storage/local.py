@@ -40,7 +40,7 @@ from safepoint.formats.storage.local_file import CREATE_FLAGS, LocalBlockFile, L
 from safepoint.formats.storage.local_rename import rename_if_there
 from safepoint.formats.storage.removal import remove_tree
 from safepoint.formats.storage.system import UNSUPPORTED, SystemCalls, raised_as_storage_error, write_fully
-from safepoint.formats.storage.walking import OpenDirectory, OpenParent, open_directory
+from safepoint.formats.storage.walking import OpenDirectory, OpenParent, open_directory, refuse_dead_link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -83,6 +83,7 @@ class LocalStorage(Storage):
     def _make_root(self, *, exist_ok: bool) -> None:
         missing = []
         place = self.root
+        refuse_dead_link(place)
         while not place.exists():
             missing.append(place)
             place = place.parent
@@ -102,7 +103,7 @@ class LocalStorage(Storage):
         entries = []
         with (
             self._errors("list", path),
-            suppress(FileNotFoundError),
+            self._not_there_yet(),
             self._directory(split_path(path)) as directory,
             os.scandir(directory) as scan,
         ):
@@ -112,8 +113,16 @@ class LocalStorage(Storage):
                 except FileNotFoundError:  # gone since it was listed
                     continue
                 identity = (found.st_ino, found.st_mtime_ns, found.st_size)
-                entries.append(Entry(entry.name, stat.S_ISDIR(found.st_mode), identity))
+                entries.append(Entry(entry.name, stat.S_ISDIR(found.st_mode), identity, stat.S_ISLNK(found.st_mode)))
         return entries
+
+    @contextmanager
+    def _not_there_yet(self) -> Iterator[None]:
+        """Take a directory that is not there for an empty one, but no root behind a link that leads nowhere."""
+        try:
+            yield
+        except FileNotFoundError:
+            refuse_dead_link(self.root)
 
     @override
     def size(self, path: str, *, expected: int | None = None) -> int | None:

@@ -6,15 +6,18 @@ generator costs more than the system calls.
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safepoint.formats.errors import StorageError
 from safepoint.formats.storage.base import split_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OpenDirectory", "OpenParent", "open_directory"]
+__all__ = ["OpenDirectory", "OpenParent", "leads_to", "open_directory", "refuse_dead_link"]
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -37,6 +40,29 @@ def open_directory(root: str, parts: Sequence[str]) -> int:
             os.close(descriptor)
         descriptor = below
     return descriptor
+
+
+def refuse_dead_link(root: str | os.PathLike[str]) -> None:
+    """Raise where a root is not there since it, or a directory above it, is a symbolic link that leads nowhere.
+
+    Raises:
+        StorageError: it is: a root that is not there yet can be made, and this one was, somewhere else.
+    """
+    place = Path(root)
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if place.is_symlink() and not os.path.exists(place):
+        raise StorageError(
+            f"the root cannot be reached: a symbolic link leads to {os.readlink(place)}, which is not there",
+            path=str(place),
+            errno=errno.ENOENT,
+            hint="Mount or make what it leads to, or remove the link.",
+        )
+
+
+def leads_to(link: str, name: str) -> bool:
+    """Say whether a symbolic link leads to a directory with this name in it, or nowhere. Follows it, reads nothing."""
+    return not os.path.exists(link) or os.path.lexists(os.path.join(link, name))
 
 
 class OpenDirectory:

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from safepoint.manager.cli import changing, checking, converting, looking, report
 from safepoint.manager.cli.arguments import AsJson  # noqa: TC001 - typer looks the types of arguments up
-from safepoint.manager.cli.output import PROBLEM, print_json, reporting
+from safepoint.manager.cli.output import PROBLEM, print_failure, print_json, reporting
+from safepoint.manager.cli.usage import Commands
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 _LOOKING, _CHANGING, _TRYING = "Look", "Change", "Try"
 
@@ -75,7 +76,7 @@ def demo_command(
     from safepoint.manager.cli.demo import Demo  # noqa: PLC0415  # keeps --help quick
     from safepoint.manager.cli.demo_processes import DemoError  # noqa: PLC0415
 
-    console = Console(stderr=as_json)
+    console = Console(quiet=as_json)
     restore_count = processes if restore_processes is None else restore_processes
     _check_demo(processes, restore_count, steps, save_every, folder)
     with tempfile.TemporaryDirectory(prefix="safepoint-demo-") as temporary:
@@ -92,8 +93,8 @@ def demo_command(
         try:
             claims = demo.run()
         except DemoError as error:
-            console.print(str(error), style="red", markup=False)
-            raise typer.Exit(1) from error
+            print_failure("DemoError", str(error), as_json=as_json)
+            raise typer.Exit(PROBLEM) from error
     if as_json:
         print_json({"claims": [{"text": claim.text, "holds": claim.holds} for claim in claims]})
     return None if all(claim.holds for claim in claims) else PROBLEM

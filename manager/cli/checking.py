@@ -41,7 +41,7 @@ def doctor_command(
     findings = list(diagnose_machine())
     if root is not None:
         findings += diagnose_url(root) if is_url(root) else diagnose_root(Path(root).absolute())
-        if not any(one.name == "writable" and one.level == "problem" for one in findings):
+        if any(one.name == "writable" and one.level == "ok" for one in findings):
             findings.append(try_save(full_root(root)))
     failed = any(one.level == "problem" for one in findings)
     if as_json:

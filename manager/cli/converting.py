@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,6 +13,7 @@ from safepoint.manager.cli.output import PROBLEM, error_document, print_error, p
 from safepoint.manager.cli.progress import shown_progress
 from safepoint.manager.converting import convert, target_formats
 from safepoint.manager.errors import InvalidArgumentError
+from safepoint.manager.options import full_root
 
 if TYPE_CHECKING:
     from safepoint.manager.converting import ConvertedStep, ConvertResult
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["convert_command"]
 
 Source = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="SRC",
         help="A step or root of safepoint, or a checkpoint of Orbax, torch.distributed.checkpoint, torch.save, "
@@ -30,7 +30,7 @@ Source = Annotated[
     ),
 ]
 Destination = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="DST",
         help="Root that gets the step, made if need be; for dcp and huggingface, a new directory.",
@@ -124,9 +124,9 @@ def convert_command(  # noqa: PLR0913 - its options
     return PROBLEM if result.errors else None
 
 
-def _document(source: Path, file_format: str, result: ConvertResult) -> dict[str, object]:
+def _document(source: str, file_format: str, result: ConvertResult) -> dict[str, object]:
     return {
-        "source": str(source.absolute()),
+        "source": full_root(source),
         "format": file_format,
         "steps": [
             {

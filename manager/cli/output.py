@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import math
 import os
 import sys
@@ -45,6 +46,7 @@ __all__ = [
     "exit_code",
     "new_table",
     "print_error",
+    "print_failure",
     "print_json",
     "print_line",
     "print_table",
@@ -63,6 +65,9 @@ _CODES: tuple[tuple[int, tuple[type[CheckpointError], ...]], ...] = (
     (REFUSED, (RootInUseError, StepExistsError, AttemptLostError)),
 )
 
+_NO_LOG = logging.NullHandler()
+"""Keeps log lines off the standard error on which a program expects one document or nothing."""
+
 P = ParamSpec("P")
 
 
@@ -77,14 +82,19 @@ def reporting(command: Callable[P, int | None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        as_json = bool(kwargs.get("as_json"))
+        if as_json:
+            logging.getLogger("safepoint").addHandler(_NO_LOG)
         try:
             code = command(*args, **kwargs)
         except CheckpointError as error:
-            print_error(error, as_json=bool(kwargs.get("as_json")))
+            print_error(error, as_json=as_json)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
-            _console(sys.stderr).print("interrupted")
+            print_failure("Interrupted", "interrupted", as_json=as_json)
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            logging.getLogger("safepoint").removeHandler(_NO_LOG)
         if code:
             raise typer.Exit(code)
 
@@ -165,6 +175,14 @@ def error_document(error: CheckpointError) -> dict[str, Any]:
         "hint": error.hint,
         "section": error.section,
     }
+
+
+def print_failure(kind: str, message: str, *, as_json: bool) -> None:
+    """Say on stderr why a command ended early that no error of the package ended."""
+    if as_json:
+        sys.stderr.write(json.dumps({"error": {"type": kind, "message": message, "hint": None}}, indent=2) + "\n")
+    else:
+        _console(sys.stderr).print(Text(safe(message)), soft_wrap=True)
 
 
 def print_error(error: CheckpointError, *, as_json: bool) -> None:

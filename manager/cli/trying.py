@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ def try_save(root: str) -> Finding:
 
 
 def _existing(place: Path) -> str:
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     return str(place)
 
