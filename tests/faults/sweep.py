@@ -85,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--keep", type=Path, help="keep the roots of points that went wrong in this directory")
     options = parser.parse_args(arguments)
+    _check(parser, options)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="sweep-") as temporary:
         directory = Path(options.keep or temporary)
@@ -96,6 +97,22 @@ def main(arguments: Sequence[str]) -> int:
             chosen = one_each(chosen)
         say(f"{len(chosen)} points in {len(calls)} scenarios")
         return report(directory, chosen, options.jobs)
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    unknown = set(options.kinds.split(",")) - set(KINDS)
+    if unknown:
+        parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    if not any(options.only in name for name in SCENARIOS):
+        parser.error(f"--only: no scenario's name contains {options.only!r}")
+    if options.every < 1 or options.jobs < 1:
+        parser.error("--every and --jobs count from 1")
+    if (
+        options.keep is not None
+        and options.keep.exists()
+        and (not options.keep.is_dir() or any(options.keep.iterdir()))
+    ):
+        parser.error(f"--keep: {options.keep} is not an empty directory, and what lies there would be counted, too")
 
 
 def report(directory: Path, chosen: Sequence[Point], jobs: int) -> int:
