@@ -43,7 +43,8 @@ class CountingProxy(HttpProxy):
     @override
     def answer(self, exchange: Exchange) -> Reply | None:
         reply = exchange.forward()
-        if exchange.method != "GET" or len(reply.body) < _SMALL_BYTES or exchange.path.endswith(".json"):
+        is_listing = "list-type" in exchange.query or exchange.path.endswith("/o")
+        if exchange.method != "GET" or is_listing or len(reply.body) < _SMALL_BYTES or exchange.path.endswith(".json"):
             return reply
         with self._lock:
             self.fetched[exchange.path] += len(reply.body)
