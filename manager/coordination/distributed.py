@@ -74,11 +74,17 @@ class Meetings:
         process_count: int,
         store_owner: str = "process 0",
     ) -> None:
-        self.line = Line("safepoint-meet", connect, prefix)
+        self._line = Line("safepoint-meet", connect, prefix)
+        self._aside = Line("safepoint-aside", connect, prefix)
+        self._aside.post(lambda _: None)  # connected before it is needed: where names are looked up that takes a second
         self._busy = threading.Lock()
         self._store_owner = store_owner
-        self._primary = PrimarySide(self.line, process_count) if process_index == 0 else None
-        self._peer = None if process_index == 0 else PeerSide(self.line, process_index, process_count, store_owner)
+        self._primary: PrimarySide | None = None
+        self._peer: PeerSide | None = None
+        if process_index == 0:
+            self._primary = PrimarySide(self._line, self._aside, process_count)
+        else:
+            self._peer = PeerSide(self._line, self._aside, process_index, process_count, store_owner)
 
     def meet(self, name: str, payload: bytes, *, deadline_secs: float, decide: Decide | None = None) -> bytes:
         """See `Coordinator.meet`."""
@@ -105,7 +111,7 @@ class Meetings:
             RendezvousTimeoutError: it does not answer, or has gone.
         """
         try:
-            return self.line.call(call, until=time.monotonic() + deadline_secs)
+            return self._line.call(call, until=time.monotonic() + deadline_secs)
         except (StoreStuckError, StoreGoneError) as error:
             what = "left" if isinstance(error, StoreGoneError) else "did not answer"
             raise RendezvousTimeoutError(
@@ -116,7 +122,8 @@ class Meetings:
         """Let go of the connection; the primary waits until `until` (monotonic) for the last answer to be read."""
         if self._primary is not None:
             self._primary.wait_until_read(until=until)
-        self.line.close()
+        self._line.close()
+        self._aside.close()
 
 
 class StoreCoordinator(Coordinator):

@@ -6,20 +6,32 @@ Owns the words of the protocol (keys, messages, verdicts) and the patience of a 
 The primary numbers the meetings; every number is a *turn*. Keys, under the run's prefix and a namespace:
 
     turn          "<turn> open" or "<turn> closed": written by the primary alone, and only upwards
+    <turn>/open   a bell: look at `turn` again
     <turn>/in/<p> what process p brings: name, count of the meetings it entered, payload
-    <turn>/end    how the turn ended, written once, by whoever is first (compare and set)
-    <turn>/out    the answer, written before `end` says that there is one; <turn>/out/<p> for answers one a process
+    <turn>/come   how many peers have brought theirs
+    <turn>/ready  a bell for the primary: all have come, or the turn has been ended
+    <turn>/end    how the turn ended, written once, by whoever is first (compare and set); holds a short answer
+    <turn>/out    a long answer, written before `end` says that there is one; <turn>/out/<p> for answers one a process
     <turn>/read   how many peers have read the verdict
     here/<p>      the name under which peer p waits for a turn to be opened; absent peers are known by its absence
 
+A *bell* is a key that is waited for and means nothing else than: look again. It may be rung for nothing (a peer whose
+connection broke counts itself twice; whoever gives up rings to free its own waiting thread), and a peer may miss it (it
+was deleted before a process that was stopped came to wait for it); so who wakes looks, and every half second a peer
+looks unasked.
+
 A meeting:
 
-1. The primary opens the next turn. A peer waits for an open turn that it has not taken part in, then posts `in`.
-2. The primary waits for everybody's `in`, decides, writes `out` and claims `end` for the answer. Peers look for `end`.
+1. The primary opens the next turn and rings `open`. A peer looks for an open turn that it has not taken part in, and
+   waits for the bell of the one after the latest. Then it posts `in` and waits for `end`; the last one rings `ready`.
+2. The primary waits for `ready`, reads everybody's `in`, decides, and claims `end` for the answer.
 3. Whoever reaches its deadline first, primary or peer, claims `end` with the error that names the absent. Everybody in
    the turn finds the one verdict: an answer for all, or the same error for all, never some of each. A peer that is
-   interrupted (KeyboardInterrupt, SystemExit) claims `end` too, so that nobody waits for it.
-4. The keys of a turn are deleted when the next but one is opened; so the store does not grow.
+   interrupted (KeyboardInterrupt, SystemExit) claims `end` too, and rings, so that nobody waits for it.
+4. The keys of a turn are deleted when the next but one has been closed; so the store does not grow.
+
+Nobody polls: a thread of each process sleeps in the store until its key is there, while the caller's thread keeps the
+deadline, speaks of the absent and hears signals. What the caller's thread asks meanwhile goes over a line of its own.
 
 Why the primary numbers them. Were turns counted by each process, one that was absent from a failed meeting would be
 misaligned for ever. Here a peer that comes late finds the turn closed, leaves no trace and joins whichever turn is
@@ -65,8 +77,10 @@ __all__ = [
 
 logger = logging.getLogger("safepoint.coordination")
 
-_SHORTEST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.0003, 0.05
+_LOOK_UP_SECS = 0.1
 _LONGEST_ERROR_CHARS = 1 << 20
+_SHORT_ANSWER_BYTES = 4096
+_LET_GO_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +111,21 @@ class Verdict:
             whose count is below `entered`, and the others meet again.
         entered: the highest count of meetings entered.
         error: JSON of the error of the last two kinds.
+        answer: the one for all, a character a byte, if it is short.
     """
 
     kind: Literal["answer", "each", "failed", "behind"]
     entered: int
     error: dict[str, Any] | None = None
+    answer: str | None = None
+
+    @classmethod
+    def answering(cls, answer: bytes | Sequence[bytes], *, entered: int) -> Self:
+        """Return the verdict of a meeting that succeeded."""
+        if not isinstance(answer, bytes):
+            return cls(kind="each", entered=entered)
+        short = answer.decode("latin-1") if len(answer) <= _SHORT_ANSWER_BYTES else None
+        return cls(kind="answer", entered=entered, answer=short)
 
     @classmethod
     def failure(cls, error: CheckpointError, *, entered: int, kind: Literal["failed", "behind"] = "failed") -> Self:
@@ -131,7 +155,7 @@ class Verdict:
 
 
 class Patience:
-    """One caller's deadline on its own monotonic clock, its pauses, and its warnings.
+    """One caller's deadline on its own monotonic clock, and its warnings.
 
     Args:
         name: of the meeting.
@@ -171,10 +195,15 @@ class Patience:
         """Return when a call to the store has to come back: at the deadline, or a moment from now if that is later."""
         return max(self._began + self.deadline_secs, time.monotonic() + self._slack_secs / 3)
 
-    def pause(self) -> None:
-        """Wait before looking again: five hundredths of the time waited so far."""
-        waited = time.monotonic() - self._began
-        time.sleep(min(_LONGEST_PAUSE_SECS, max(_SHORTEST_PAUSE_SECS, waited / 20)))
+    def to_sleep(self) -> float:
+        """Return after how many seconds the caller's thread should look at the clock again: soon, or at a limit."""
+        now, deadline = time.monotonic(), self._began + self.deadline_secs
+        limits = (deadline, deadline + self._slack_secs / 3, deadline + self._slack_secs)
+        return min([_LOOK_UP_SECS, *(limit - now for limit in limits if limit > now)])
+
+    def let_go(self) -> float:
+        """Return until when (monotonic clock) a thread may sleep that the caller could not free."""
+        return max(self._began + self.deadline_secs, time.monotonic()) + _LET_GO_SECS
 
     def warn_if_due(self, missing: Callable[[], Collection[int]]) -> None:
         """Log who is missing, every now and then."""

@@ -7,9 +7,12 @@ means.
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from safepoint.manager.coordination.listening import end_turn, look_at_turn
 from safepoint.manager.coordination.meeting import (
     Message,
     Patience,
@@ -31,17 +34,22 @@ __all__ = ["PrimarySide"]
 
 T = TypeVar("T")
 
+_MARKS = ("open", "come", "ready", "end", "read")
+"""What every turn leaves in the store."""
+
 
 class PrimarySide:
     """Meets as process 0.
 
     Args:
-        line: to the store.
+        line: to the store, for calls and waits.
+        aside: another, for calls while a wait goes on.
         process_count: how many meet.
     """
 
-    def __init__(self, line: Line, process_count: int) -> None:
+    def __init__(self, line: Line, aside: Line, process_count: int) -> None:
         self._line = line
+        self._aside = aside
         self._count = process_count
         self._entered = 0
         self._turn: int | None = None
@@ -53,7 +61,7 @@ class PrimarySide:
         own = Message(name=name, entered=self._entered, payload=payload)
         try:
             while True:
-                turn = self._open(patience)
+                turn = self._number_next(patience)
                 answer = self._hold(turn, own, patience, decide)
                 if answer is not None:
                     return answer
@@ -75,22 +83,14 @@ class PrimarySide:
                     return
                 time.sleep(0.01)
 
-    def _open(self, patience: Patience) -> int:
+    def _number_next(self, patience: Patience) -> int:
         if self._turn is None:
             # Another primary may have met in this store before.
             self._turn, _ = read_turn(self._ask(lambda values: values.read("turn"), patience))
         # Counted before it is tried: a number whose opening was broken off is never used again.
         self._turn += 1
         turn = self._turn
-        outdated = [key for old in list(self._leftovers) if old < turn - 1 for key in self._leftovers.pop(old)]
-        self._leftovers[turn] = [f"{turn}/{key}" for key in ("end", "out", "read")]
-
-        def open_next(values: Values) -> None:
-            for key in outdated:
-                values.erase(key)
-            values.write("turn", f"{turn} open".encode())
-
-        self._ask(open_next, patience)
+        self._leftovers[turn] = []
         return turn
 
     def _hold(self, turn: int, own: Message, patience: Patience, decide: Decide | None) -> bytes | None:
@@ -101,7 +101,7 @@ class PrimarySide:
             answer = _decide(messages, decide)
             if patience.overdue:
                 raise absent_error(patience, [0], because=" in time")
-            verdict = Verdict(kind="answer" if isinstance(answer, bytes) else "each", entered=_newest(messages))
+            verdict = Verdict.answering(answer, entered=_newest(messages))
             self._close(turn, verdict, answer, patience)
         except BaseException as error:
             newest = _newest(messages or [own])
@@ -109,51 +109,80 @@ class PrimarySide:
             told = error if isinstance(error, CheckpointError) else left_error(0, own.name, error)
             verdict = Verdict.failure(told, entered=newest, kind="behind" if again else "failed")
             ended = self._close_failed(turn, verdict)
-            self._erase_brought(turn, messages)
+            self._tidy(turn, messages)
             if ended.kind != "behind":
                 self._entered = max(self._entered, ended.entered)
                 _raise_agreed(error, ended, verdict)
             elif own.entered == newest:
                 return None
             raise
-        self._erase_brought(turn, messages)
+        self._tidy(turn, messages)
         self._entered = verdict.entered
         return answer if isinstance(answer, bytes) else answer[0]
 
     def _collect(self, turn: int, own: Message, patience: Patience) -> list[Message]:
+        """Open the turn and return what everybody brought to it."""
         awaited = [f"{turn}/in/{process}" for process in range(1, self._count)]
+        gone = threading.Event()
 
-        def look(values: Values) -> tuple[bytes | None, bool]:
-            return values.read(f"{turn}/end"), values.has(awaited)
+        def look(values: Values) -> bytes | Sequence[bytes | None] | None:
+            return values.read_all(awaited) if values.has(awaited) else look_at_turn(values, turn)[1]
 
-        def missing() -> list[int]:
-            def ask(values: Values) -> list[int]:
-                return [process for process, key in enumerate(awaited, 1) if not values.has([key])]
+        def gather(values: Values) -> bytes | Sequence[bytes | None]:
+            values.write("turn", f"{turn} open".encode())
+            values.ring(f"{turn}/open")
+            while True:
+                values.wait(f"{turn}/ready", until=patience.let_go(), is_over=gone.is_set)
+                if (found := look(values)) is not None:
+                    return found
+                values.forget(f"{turn}/ready")  # rung too early; whoever rings from now on is heard
+                if (found := look(values)) is not None:
+                    return found
 
-            return self._ask(ask, patience)
-
-        while True:
-            end, complete = self._ask(look, patience)
-            if end is not None:
-                raise Verdict.from_bytes(end).raised()
-            if patience.overdue:
-                # Stopped, or starved: whoever came may have given up, even if that cannot be seen yet.
-                raise absent_error(patience, missing() or [0], because=" in time")
-            if complete:
-                break
-            if patience.ended:
-                raise absent_error(patience, missing() or [0])
-            patience.warn_if_due(missing)
-            patience.pause()
-        brought = self._ask(lambda values: [values.read(key) for key in awaited], patience)
+        try:
+            brought = self._line.call(gather, until=math.inf, meanwhile=lambda: self._attend(turn, awaited, patience))
+        finally:
+            gone.set()
+        if isinstance(brought, bytes):
+            raise Verdict.from_bytes(brought).raised()
+        if patience.overdue:
+            raise self._too_late(awaited, patience)
         if None in brought:
             raise absent_error(patience, [process for process, data in enumerate(brought, 1) if data is None])
         return [own, *(Message.from_bytes(data) for data in brought if data is not None)]
 
+    def _attend(self, turn: int, awaited: Sequence[str], patience: Patience) -> float:
+        """Look at the clock while the other thread waits for all to come, and return after how many seconds again.
+
+        When the deadline has passed the turn is ended, and the other thread learns it as the peers do.
+        """
+        if patience.overdue:
+            raise self._too_late(awaited, patience)
+        if patience.ended and (absent := self._missing(awaited, patience)):
+            verdict = Verdict.failure(absent_error(patience, absent), entered=self._entered)
+            self._aside.call(lambda values: end_turn(values, turn, verdict), until=patience.until())
+        patience.warn_if_due(lambda: self._missing(awaited, patience))
+        return patience.to_sleep()
+
+    def _too_late(self, awaited: Sequence[str], patience: Patience) -> RendezvousTimeoutError:
+        """Return the error of a primary that was stopped, or starved.
+
+        Whoever came may have given up, even if that cannot be seen yet.
+        """
+        return absent_error(patience, self._missing(awaited, patience) or [0], because=" in time")
+
+    def _missing(self, awaited: Sequence[str], patience: Patience) -> list[int]:
+        def ask(values: Values) -> list[int]:
+            return [process for process, key in enumerate(awaited, 1) if not values.has([key])]
+
+        return self._aside.call(ask, until=patience.until())
+
     def _close(self, turn: int, verdict: Verdict, answer: bytes | Sequence[bytes], patience: Patience) -> None:
         def close(values: Values) -> bytes:
             if isinstance(answer, bytes):
-                values.write(f"{turn}/out", answer)
+                if verdict.answer is None:
+                    self._leftovers[turn].append(f"{turn}/out")
+                    values.write(f"{turn}/out", answer)
             else:
                 for process in range(1, self._count):
                     self._leftovers[turn].append(f"{turn}/out/{process}")
@@ -177,18 +206,26 @@ class PrimarySide:
             nonlocal ended
             ended = Verdict.from_bytes(values.claim(f"{turn}/end", verdict.to_bytes()))
             values.write("turn", f"{turn} closed".encode())
+            values.ring(f"{turn}/ready")  # frees the thread of this process that may still wait for it
 
         self._leftovers[turn] += [f"{turn}/in/{process}" for process in range(1, self._count)]
-        self._line.last_call(close)
+        self._aside.last_call(close)
         return ended
 
-    def _erase_brought(self, turn: int, messages: Sequence[Message]) -> None:
-        def erase(values: Values) -> None:
+    def _tidy(self, turn: int, messages: Sequence[Message]) -> None:
+        """Delete what was read, and what is left of turns that no peer can be reading any more; behind the caller."""
+        outdated = {old: self._leftovers.pop(old) for old in list(self._leftovers) if old < turn - 1}
+
+        def tidy(values: Values) -> None:
             for process, message in enumerate(messages[1:], 1):
                 values.erase(f"{turn}/in/{process}", num_bytes=len(message.to_bytes()))
+            for old, left in outdated.items():
+                for key in left:
+                    values.erase(key)
+                for mark in _MARKS:
+                    values.forget(f"{old}/{mark}")
 
-        if messages:
-            self._line.last_call(erase)
+        self._line.post(tidy)
 
 
 def _newest(messages: Sequence[Message]) -> int:

@@ -4,9 +4,11 @@ Owns the reading and writing of values of any size and the two ways in which a s
 the keys mean.
 
 Facts this rests on (torch 2.9 and 2.13): a value above 8 MiB makes the server drop the connection, so values travel in
-parts. `get` waits for a missing key, and a `wait` that times out writes to stderr, so nothing here waits inside the
-store: `read` looks once, and callers look again. While the server's process is stopped every call hangs, whatever its
-timeout says; so calls run on a `Worker`. When the process is gone, calls fail at once.
+parts. `get` waits for a missing key, so `read` looks once. `wait` sleeps until the server says that the key is there,
+which costs nothing meanwhile; but it keeps its connection from being used, and when it times out it writes to stderr.
+So who waits has a second line for all else, and ends its wait by setting the key. While the server's process is stopped
+every call hangs, whatever its timeout says; so calls run on a `Worker`. When the process is gone, calls and waits fail
+at once. Other stores than TCPStore, in which a training's group may meet, are asked again and again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from safepoint.manager.coordination.worker import StuckError, Worker
+from safepoint.manager.errors import CheckpointError
 
 __all__ = [
     "Line",
@@ -34,7 +37,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # torch's stubs keep these elsewhere than torch does
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 else:
@@ -43,10 +46,12 @@ else:
 T = TypeVar("T")
 
 _PART_BYTES = 4 << 20
+_KEYS_AT_ONCE = 16
 _CALL_TIMEOUT = datetime.timedelta(seconds=10)
 _ABSENT = "\x00absent"
 _WHOLE, _PARTS = b"=", b"+"
 _LAST_CALL_SECS = 0.5
+_SHORTEST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.001, 0.05
 
 
 class StoreGoneError(Exception):
@@ -92,12 +97,55 @@ class Values:
         return int(self._store.add(self._prefix + key, amount))
 
     def forget(self, key: str) -> None:
-        """Delete a counter, if it is there."""
+        """Delete a counter, a bell or a claimed value, if it is there."""
         self._store.delete_key(self._prefix + key)
 
     def has(self, keys: Iterable[str]) -> bool:
         """Return whether all of these keys are set."""
         return bool(self._store.check([self._prefix + key for key in keys]))
+
+    def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of keys that are set, several at a time where the store can."""
+        if not self._store.has_extended_api():
+            return [self.read(key) for key in keys]
+        values: list[bytes | None] = []
+        for some in (keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE)):
+            heads = map(bytes, self._store.multi_get([self._prefix + key for key in some]))
+            found = zip(some, heads, strict=True)
+            values += [head[1:] if head[:1] == _WHOLE else self.read(key) for key, head in found]
+        return values
+
+    def ring(self, key: str) -> None:
+        """Let those who wait for this key look again."""
+        self._store.set(self._prefix + key, _WHOLE)
+
+    def free(self, key: str) -> None:
+        """Let those who wait for this key now look again, and leave nothing for those who come."""
+        self.ring(key)
+        self.forget(key)
+
+    def wait(self, key: str, *, until: float, is_over: Callable[[], bool]) -> None:
+        """Sleep until the key is set; or wake for nothing, as when somebody reads the key while it is absent.
+
+        Args:
+            key: to wait for.
+            until: deadline on the monotonic clock, for a wait that nobody ended.
+            is_over: whether there is nothing to wait for any more; asked before sleeping.
+
+        Raises:
+            StoreStuckError: the deadline came.
+        """
+        pause_secs = _SHORTEST_PAUSE_SECS
+        while not is_over():
+            if (left := until - time.monotonic()) <= 0:
+                raise StoreStuckError
+            if isinstance(self._store, TCPStore):
+                self._store.wait([self._prefix + key], datetime.timedelta(seconds=left))
+                return
+            if self.has([key]):
+                return
+            time.sleep(pause_secs)
+            pause_secs = min(_LONGEST_PAUSE_SECS, 1.05 * pause_secs)
 
     def erase(self, key: str, *, num_bytes: int | None = None) -> None:
         """Delete a value and its parts, if it is there; who knows its size saves reading it."""
@@ -128,8 +176,10 @@ class Line:
     def __init__(self, name: str, connect: Callable[[], Store], prefix: str) -> None:
         self._worker: Worker[Values] = Worker(name, lambda: Values(connect(), prefix))
 
-    def call(self, call: Callable[[Values], T], *, until: float, meanwhile: Callable[[], None] | None = None) -> T:
+    def call(self, call: Callable[[Values], T], *, until: float, meanwhile: Callable[[], float] | None = None) -> T:
         """Return what `call` returns; it may run twice, when a connection broke and another could be made.
+
+        `meanwhile` is called on this thread every so often: see `Worker.run`.
 
         Raises:
             StoreStuckError: no answer by `until` (monotonic clock).
@@ -138,9 +188,13 @@ class Line:
         try:
             try:
                 return self._worker.run(call, until=until, meanwhile=meanwhile)
+            except CheckpointError:
+                raise  # by `meanwhile`, and no word of the store's, even if it is an OSError
             except (OSError, dist.DistError):
                 self._worker.renew()
                 return self._worker.run(call, until=until, meanwhile=meanwhile)
+        except CheckpointError:
+            raise
         except StuckError:
             raise StoreStuckError from None
         except (OSError, dist.DistError) as error:

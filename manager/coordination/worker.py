@@ -21,7 +21,7 @@ __all__ = ["StuckError", "Worker"]
 
 R = TypeVar("R")
 T = TypeVar("T")
-_SLICE_SECS = 1.0
+_FIRST_SECS, _SLICE_SECS = 0.1, 1.0
 
 
 class StuckError(Exception):
@@ -50,24 +50,25 @@ class Worker(Generic[R]):
         self._jobs: queue.SimpleQueue[_Job | None] | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, call: Callable[[R], T], *, until: float, meanwhile: Callable[[], None] | None = None) -> T:
+    def run(self, call: Callable[[R], T], *, until: float, meanwhile: Callable[[], float] | None = None) -> T:
         """Return what `call` returns.
 
         Args:
             call: gets the resource.
             until: deadline on the monotonic clock.
-            meanwhile: called about once a second while waiting.
+            meanwhile: called on the caller's thread while it waits; returns after how many seconds to call it again.
+                What it raises ends the wait, and the call is left behind.
 
         Raises:
             StuckError: the deadline came first.
         """
         job = self._enqueue(call)
+        wait_secs = _FIRST_SECS
         try:
-            while not job.done.wait(max(0.0, min(_SLICE_SECS, until - time.monotonic()))):
+            while not job.done.wait(max(0.0, min(wait_secs, until - time.monotonic()))):
                 if time.monotonic() >= until:
                     raise StuckError(self._name)
-                if meanwhile is not None:
-                    meanwhile()
+                wait_secs = _SLICE_SECS if meanwhile is None else meanwhile()
         except BaseException:
             # Also when the caller is interrupted: what the thread is doing now belongs to nobody any more.
             self.renew()
