@@ -108,7 +108,8 @@ class PrimarySide:
             again = isinstance(error, DisagreementError) and any(each.entered < newest for each in messages)
             told = error if isinstance(error, CheckpointError) else left_error(0, own.name, error)
             verdict = Verdict.failure(told, entered=newest, kind="behind" if again else "failed")
-            ended = self._close_failed(turn, verdict)
+            # Where collecting was broken off, the line may be one that has yet to be connected.
+            ended = self._close_failed(turn, verdict, self._line if messages else self._aside)
             self._tidy(turn, messages)
             if ended.kind != "behind":
                 self._entered = max(self._entered, ended.entered)
@@ -129,6 +130,8 @@ class PrimarySide:
             return values.read_all(awaited) if values.has(awaited) else look_at_turn(values, turn)[1]
 
         def gather(values: Values) -> bytes | Sequence[bytes | None]:
+            if gone.is_set():
+                raise StoreStuckError  # nobody hears it: the caller went away before this could begin
             values.write("turn", f"{turn} open".encode())
             values.ring(f"{turn}/open")
             while True:
@@ -198,18 +201,18 @@ class PrimarySide:
     def _ask(self, call: Callable[[Values], T], patience: Patience) -> T:
         return self._line.call(call, until=patience.until())
 
-    def _close_failed(self, turn: int, verdict: Verdict) -> Verdict:
+    def _close_failed(self, turn: int, verdict: Verdict, line: Line) -> Verdict:
         """End the turn with this verdict, or return the one with which a peer has ended it already."""
         ended = verdict
 
         def close(values: Values) -> None:
             nonlocal ended
             ended = Verdict.from_bytes(values.claim(f"{turn}/end", verdict.to_bytes()))
-            values.write("turn", f"{turn} closed".encode())
+            values.replace("turn", f"{turn} open".encode(), f"{turn} closed".encode())  # it may come late
             values.ring(f"{turn}/ready")  # frees the thread of this process that may still wait for it
 
         self._leftovers[turn] += [f"{turn}/in/{process}" for process in range(1, self._count)]
-        self._aside.last_call(close)
+        line.last_call(close)
         return ended
 
     def _tidy(self, turn: int, messages: Sequence[Message]) -> None:

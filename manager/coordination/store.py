@@ -92,6 +92,11 @@ class Values:
         text = (_WHOLE + value).decode("ascii")
         return bytes(self._store.compare_set(self._prefix + key, "", text))[1:]
 
+    def replace(self, key: str, expected: bytes, value: bytes) -> None:
+        """Set a short value if another short one is there now."""
+        old, new = ((_WHOLE + text).decode("ascii") for text in (expected, value))
+        self._store.compare_set(self._prefix + key, old, new)
+
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return its new value."""
         return int(self._store.add(self._prefix + key, amount))

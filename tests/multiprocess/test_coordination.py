@@ -320,20 +320,21 @@ def test_opening_names_the_processes_that_did_not_come_and_works_later(pool3: Po
 # Processes that die, are interrupted, or are stopped.
 
 
-def exit_in_a_meeting(rank: int) -> tuple[Any, float]:
-    if rank == 2:
+def exit_in_a_meeting(rank: int, leaver: int) -> tuple[Any, float]:
+    if rank == leaver:
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
     return meet(rank, "save", 20)
 
 
-def test_a_process_that_exits_within_a_meeting_is_named_at_once(pool3: PoolView) -> None:
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_a_process_that_exits_within_a_meeting_is_named_at_once(pool3: PoolView, leaver: int) -> None:
     pool3.run(open_and_keep)
-    run = pool3.start(exit_in_a_meeting, ranks=[0, 2])
-    (error, secs), died = run.outcomes().values()
-    assert isinstance(died, CaseFailedError)
+    outcomes = pool3.start(exit_in_a_meeting, leaver, ranks=[0, 2]).outcomes()
+    assert isinstance(outcomes.pop(leaver), CaseFailedError)
+    ((error, secs),) = outcomes.values()
     assert type(error) is PeerFailedError
-    assert error.process_index == 2
+    assert error.process_index == leaver
     assert "SystemExit: 3" in str(error)
     assert secs < 3
 
