@@ -51,16 +51,13 @@ _CHECKPOINT_KEEPS = {
 
 def main() -> None:
     """Run both servers, one after the other, and print a table for each direction."""
-    options = _parser().parse_args()
+    options = parser().parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
-    servers: dict[str, Callable[[], AbstractContextManager[ObjectServer]]] = {"s3": s3_server, "gs": gcs_server}
-    if options.s3_address:
-        servers["s3"] = lambda: nullcontext(s3_elsewhere(options.s3_address))
     versions, load_at_start = _versions(), os.getloadavg()[0]
     reports = []
-    for service in options.service or servers:
+    for service, start in chosen_servers(options).items():
         try:
-            with servers[service]() as server:
+            with start() as server:
                 report = _measure(server, options.mib << 20, options.rounds)
         except pytest.skip.Exception as absent:  # the servers are those of the tests
             console.print(f"{service}: {absent}", highlight=False)
@@ -74,6 +71,14 @@ def main() -> None:
         setting = {"versions": versions, "load_at_start": load_at_start, "load_at_end": load_at_end}
         found = {"setting": setting, "reports": [report.to_json() for report in reports]}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def chosen_servers(options: argparse.Namespace) -> dict[str, Callable[[], AbstractContextManager[ObjectServer]]]:
+    """Return how the server of each service that is to be measured is started, by its scheme."""
+    servers: dict[str, Callable[[], AbstractContextManager[ObjectServer]]] = {"s3": s3_server, "gs": gcs_server}
+    if options.s3_address:
+        servers["s3"] = lambda: nullcontext(s3_elsewhere(options.s3_address))
+    return {service: start for service, start in servers.items() if service in (options.service or servers)}
 
 
 def _measure(server: ObjectServer, num_bytes: int, rounds: int) -> Report:
@@ -141,14 +146,15 @@ def _run(server: ObjectServer, name: str, prefix: str, num_bytes: int) -> dict[s
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--service", choices=("s3", "gs"), action="append", help="only this one; both otherwise")
-    parser.add_argument("--mib", type=int, default=512, help="of data")
-    parser.add_argument("--s3-address", help="host:port of a server that runs, with a bucket `contract`, for S3")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="where to put all samples")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """Return what takes the arguments."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--service", choices=("s3", "gs"), action="append", help="only this one; both otherwise")
+    found.add_argument("--mib", type=int, default=512, help="of data")
+    found.add_argument("--s3-address", help="host:port of a server that runs, with a bucket `contract`, for S3")
+    found.add_argument("--rounds", type=int, default=3)
+    found.add_argument("--json", type=Path, help="where to put all samples")
+    return found
 
 
 if __name__ == "__main__":

@@ -56,3 +56,15 @@ def test_a_ratio_that_is_known_to_be_short_is_held_to_what_is_usual(monkeypatch:
     assert not goal.is_reached
     assert not goal.is_far_off(8)
     assert goal.is_far_off(1.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "services"),
+    [([], ["s3", "gs"]), (["--service", "gs"], ["gs"]), (["--s3-address", "a:1"], ["s3", "gs"])],
+)
+def test_object_stores_of_both_services_are_measured_in_one_run_or_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], services: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    store = importlib.import_module("benchmarks.object_store")
+    assert list(store.chosen_servers(store.parser().parse_args(arguments))) == services
