@@ -117,14 +117,14 @@ def _entries(pieces: Sequence[Any], paths: Sequence[TreePath], file_sizes: Seque
             if own_dtype is not None:
                 raise ValueError("the leaf before has no end")
             own_dtype, own_shape, path = dtype, shape, paths[int(node)]
-        box, whole, stored_shape, expected = _box(own_dtype, own_shape, region, stored)
+        like, box, stored_shape, expected = _box(own_dtype, own_shape, region, stored)
         if offset + num_bytes > file_sizes[file]:
             raise ValueError("a shard outside its file")
         if (num_bytes != expected or codec is not None) and not can_hold(num_bytes, expected, codec):
             raise ValueError("a shard of another size than its region")
         shards.append(_new_shard((box, file, offset, num_bytes, key, stored_shape, digest, codec)))
         if last is not None:
-            yield _new_leaf((path, own_dtype, whole, tuple(shards)))
+            yield _new_leaf((path, *like, tuple(shards)))
             own_dtype, shards = None, []
     if own_dtype is not None:
         raise ValueError("the last leaf has no end")
@@ -133,8 +133,8 @@ def _entries(pieces: Sequence[Any], paths: Sequence[TreePath], file_sizes: Seque
 @lru_cache(maxsize=4096)
 def _box(
     dtype: str | None, shape_text: str, region: str, stored: str | None
-) -> tuple[Region, tuple[int, ...], tuple[int, ...] | None, int]:
-    """Return the region of a shard, the shape of its leaf, the shape that is stored, and its bytes. Many are alike.
+) -> tuple[tuple[str, tuple[int, ...]], Region, tuple[int, ...] | None, int]:
+    """Return dtype and shape of a shard's leaf, its region, the shape that is stored, and its bytes. Many are alike.
 
     Args:
         dtype: of the leaf; None for a shard of none.
@@ -155,8 +155,8 @@ def _box(
         raise ValueError("an impossible leaf, or a region outside it")
     box = Region.whole(shape) if sizes == shape else Region(offsets, sizes)
     if stored is None:
-        return box, shape, None, box.num_elements * ITEM_BYTES[dtype]
+        return (dtype, shape), box, None, box.num_elements * ITEM_BYTES[dtype]
     stored_shape = tuple(json.loads(stored))
     if not is_box(stored_shape, box) or max(stored_shape, default=0) > INT64_MAX:
         raise ValueError("a stored shape that cannot hold its region")
-    return box, shape, stored_shape, math.prod(stored_shape) * ITEM_BYTES[dtype]
+    return (dtype, shape), box, stored_shape, math.prod(stored_shape) * ITEM_BYTES[dtype]

@@ -40,12 +40,17 @@ class SameMemory(Generic[_MarkT]):
             owner: as of `memory_key`.
             mark: returned for later arrays that are the same.
         """
-        if type(value) in _PLAIN and value.is_cpu and (address := _address(value)):
-            own = (value, owner, mark)
-            earlier = self._by_address.setdefault(address, own)
-            if earlier is own:
-                return None
-            self._note(*earlier)
+        if type(value) in _PLAIN and value.is_cpu:
+            try:
+                address = value.data_ptr()
+            except RuntimeError:  # no storage
+                address = 0
+            if address:  # else it has no element
+                own = (value, owner, mark)
+                earlier = self._by_address.setdefault(address, own)
+                if earlier is own:
+                    return None
+                self._note(*earlier)
         return self._note(value, owner, mark)
 
     def _note(self, value: Any, owner: object, mark: _MarkT) -> _MarkT | None:
@@ -54,14 +59,6 @@ class SameMemory(Generic[_MarkT]):
             return None
         _, first = self._by_key.setdefault(key, (value, mark))
         return None if first is mark else first
-
-
-def _address(value: torch.Tensor) -> int:
-    """Return where the first element is; 0 where there is none, or nobody says."""
-    try:
-        return value.data_ptr()
-    except RuntimeError:  # no storage
-        return 0
 
 
 def memory_key(value: Any, owner: object = None) -> Hashable | None:

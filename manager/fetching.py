@@ -7,7 +7,8 @@ size. Knows nothing of processes or of how a step was chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -37,8 +38,7 @@ SHORT_RUN_BYTES = 4096
 """Below this, the bytes between the runs are read too, and the runs picked out in memory."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """One stored region that a leaf wants (a part of)."""
 
     entry: LeafEntry
@@ -57,16 +57,20 @@ def plan_fetches(manifest: Manifest, wanted: Mapping[TreePath, ArrayLeaf]) -> li
         IncompleteCoverageError: the step does not hold all of a wanted region.
     """
     entries = {entry.path: entry for entry in manifest.leaves}
-    ordered: list[tuple[int, int, int, int, Fetch]] = []
-    for index, (path, leaf) in enumerate(wanted.items()):
-        order = index if collects(leaf) else -1
+    fetches: list[Fetch] = []
+    collected: list[list[Fetch]] = []
+    for path, leaf in wanted.items():
         entry = entries[path]
+        own = fetches
+        if collects(leaf):
+            collected.append(own := [])
         for target in leaf.spec.regions:
             for shard, common in plan_restore(entry, target):
-                fetch = Fetch(entry=entry, leaf=leaf, target=target, shard=shard, common=common)
-                ordered.append((order, shard.file, shard.offset, len(ordered), fetch))
-    ordered.sort()
-    return [fetch for *_, fetch in ordered]
+                own.append(Fetch(entry, leaf, target, shard, common))
+    return [fetch for own in (fetches, *collected) for fetch in sorted(own, key=_place)]
+
+
+_place = attrgetter("shard.file", "shard.offset")
 
 
 def num_fetched_bytes(fetches: Sequence[Fetch]) -> int:
@@ -233,11 +237,11 @@ def _reads(fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, Iterable[_Read]]]:
     """Yield what is to be read, with the last of the fetches that it serves; neighbours that are small are one read."""
     run: list[Fetch] = []
     addresses: list[int] = []
-    following = (-1, 0)
+    file = end = 0
     for fetch in fetches:
         shard = fetch.shard
         address = _small_address(fetch)
-        if run and (address is None or (shard.file, shard.offset) != following):
+        if run and (address is None or shard.offset != end or shard.file != file):
             yield run[-1], [_packed(run, addresses)]
             run, addresses = [], []
         if address is None:
@@ -245,21 +249,21 @@ def _reads(fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, Iterable[_Read]]]:
             continue
         run.append(fetch)
         addresses.append(address)
-        following = shard.file, shard.offset + shard.num_bytes
+        file, end = shard.file, shard.offset + shard.num_bytes
     if run:
         yield run[-1], [_packed(run, addresses)]
 
 
 def _small_address(fetch: Fetch) -> int | None:
     """Return where a small leaf lives that is stored whole, as it is in memory; else None."""
-    shard = fetch.shard
-    if shard.codec is not None or shard.stored_shape is not None or fetch.common is not fetch.target:
+    _, leaf, target, shard, common = fetch
+    if not 0 < shard.num_bytes < SMALL_BYTES or common is not target:
         return None
-    if not 0 < shard.num_bytes < SMALL_BYTES:
+    if shard.codec is not None or shard.stored_shape is not None:
         return None
-    if shard.region is not fetch.target and shard.region != fetch.target:
+    if shard.region is not target and shard.region != target:
         return None
-    return fetch.leaf.address(fetch.target)
+    return leaf.address(target)
 
 
 def _packed(run: Sequence[Fetch], addresses: Sequence[int]) -> _Read:

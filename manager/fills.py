@@ -43,7 +43,8 @@ class Fills:
         self.problems: list[str] = []
         self._adapting = adapting
         self._entries = {entry.path: entry for entry in entries}
-        self._wanted: dict[TreePath, list[ArrayLeaf]] = {}
+        self._wanted: dict[TreePath, ArrayLeaf] = {}
+        self._tied: dict[TreePath, list[ArrayLeaf]] = {}
         self._shared = SharedTargets()
 
     def source_of(self, saved: Saved) -> TreePath:
@@ -92,25 +93,39 @@ class Fills:
 
     def fill(self, saved: Saved, live: Any, owner: object = None) -> Any:
         """Plan to fill a live array; return it, or the new one that must take its place."""
-        source = self.source_of(saved)
-        entry = self.entry(source, saved)
-        window = self._window(saved, entry)
-        leaf = self._wrap(saved.path, live)
+        node = saved.node
+        source = saved.origin if node.kind == "array" else alias_path(node)
+        entry = self._entries.get(source) or self.entry(source, saved)
+        try:
+            leaf = wrap_array(live, saved.path)
+        except CheckpointError as error:
+            self._differ(saved.path, f"the target cannot be filled: {error.message}")
+            return live
         if leaf is None:
             return live
-        filled = leaf if _is_alike(saved, leaf, entry) else self._fitted(saved, leaf)
-        if filled is None:
-            return live
-        if isinstance(live, np.ndarray) and not live.flags.writeable and window is None:
-            return self._fresh(source, entry, saved, live)
+        window, filled, spec = None, leaf, leaf.spec
+        is_alike = spec.dtype == entry.dtype and spec.shape == entry.shape and spec.kind != "numpy"
+        if not is_alike or node.data is not None or node.kind != "array":  # nearly all arrays are as they were saved
+            window = self._window(saved, entry)
+            fitted = self._fitted(saved, leaf)
+            if fitted is None:
+                return live
+            filled = fitted
+            if isinstance(live, np.ndarray) and not live.flags.writeable and window is None:
+                return self._fresh(source, entry, saved, live)
         reason = leaf.why_not_writable()
         if reason is not None:
             self._differ(saved.path, f"the target cannot be filled: {reason}")
             return live
         claim = Claim(path=saved.path, source=source, window=window, live=live, leaf=leaf, filled=filled, entry=entry)
         if self._shared.add(claim, owner) and window is None:
-            self._wanted.setdefault(source, []).append(filled)
+            self._want(source, filled)
         return live
+
+    def _want(self, source: TreePath, leaf: ArrayLeaf) -> None:
+        first = self._wanted.setdefault(source, leaf)
+        if first is not leaf:
+            self._tied.setdefault(source, [first]).append(leaf)
 
     def allocate(self, source: TreePath, saved: Saved, like: Any) -> Any:
         """Return a new array for a stored leaf, on the device and placements of `like` where that is an array."""
@@ -133,15 +148,8 @@ class Fills:
             made = torch.empty(entry.shape, dtype=dtype, device=like if isinstance(like, torch.device) else None)
         leaf = wrap_array(made, source)
         assert leaf is not None  # it was made an array above
-        self._wanted.setdefault(source, []).append(leaf)
+        self._want(source, leaf)
         return made
-
-    def _wrap(self, path: TreePath, live: Any) -> ArrayLeaf | None:
-        try:
-            return wrap_array(live, path)
-        except CheckpointError as error:
-            self._differ(path, f"the target cannot be filled: {error.message}")
-            return None
 
     def _fitted(self, saved: Saved, leaf: ArrayLeaf) -> ArrayLeaf | None:
         """Return what takes the stored data for a live leaf, or None, with the differences noted."""
@@ -177,24 +185,12 @@ class Fills:
     def settle(self) -> SharedTargets:
         """Decide, once all is matched, how windows and shared memory are filled; return what is to be done later."""
         for source, leaf in self._shared.settle():
-            self._wanted.setdefault(source, []).append(leaf)
+            self._want(source, leaf)
         return self._shared
 
     def wanted(self) -> dict[TreePath, ArrayLeaf]:
         """Return the live leaf of each stored leaf that is to be read."""
-        return {source: fan_out(leaves) for source, leaves in self._wanted.items()}
-
-
-def _is_alike(saved: Saved, leaf: ArrayLeaf, entry: LeafEntry) -> bool:
-    """Say whether a tensor is what was saved, at a glance: nearly all are."""
-    node, spec = saved.node, leaf.spec
-    return (
-        node.kind == "array"
-        and node.data is None
-        and spec.kind != "numpy"
-        and spec.dtype == entry.dtype
-        and spec.shape == entry.shape
-    )
+        return {**self._wanted, **{source: fan_out(leaves) for source, leaves in self._tied.items()}}
 
 
 def _numpy_dtype(saved: Saved, dtype: str) -> np.dtype[Any] | None:

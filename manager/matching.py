@@ -109,20 +109,17 @@ class Matcher:
         """Match a live value with its saved counterpart."""
         if saved.extent == "none":
             return lambda: live
+        if isinstance(live, (torch.Tensor, np.ndarray)) and saved.node.kind in ARRAYS:
+            filled = self.fills.fill(saved, live)
+            return lambda: filled
         if isinstance(live, PerProcess) or saved.node.kind == "per_process":
             return self._visit_per_process(saved, live)
         if isinstance(live, (torch.Tensor, np.ndarray)) or saved.node.kind in ARRAYS:
-            return self._visit_array(saved, live)
+            return self._mismatch(saved, live)
         form = None if is_plain_type(type(live)) else stateful_form(live)
         if form is not None:
             return self._visit_stateful(self, saved, live, form)
         return self._visit_inner(saved, live)
-
-    def _visit_array(self, saved: Saved, live: Any) -> Make:
-        if saved.node.kind not in ARRAYS or not isinstance(live, (torch.Tensor, np.ndarray)):
-            return self._mismatch(saved, live)
-        filled = self.fills.fill(saved, live)
-        return lambda: filled
 
     def _mismatch(self, saved: Saved, live: Any) -> Make:
         self.differ(saved.path, f"the step has {self._told(saved)}, the target {describe_live(live)}")
@@ -187,20 +184,26 @@ class Matcher:
         for key, name in names.items():
             if key not in saved.children and not is_table:
                 self.note_missing((*saved.path, key), live[name])
-        made: list[tuple[Any, Make]] = []
+        values: dict[Any, Any] = {}
+        later: dict[Any, Make] = {}
         for key, child in saved.children.items():
             if child.extent == "none":
                 continue
             if key in names:
-                made.append((names[key], self._visit_child(child, live[names[key]], is_table=is_table)))
+                name = names[key]
+                value = live[name]
+                if is_table:
+                    values[name] = self.rebuild(child, value)
+                elif isinstance(value, torch.Tensor) and child.node.kind in ARRAYS:
+                    values[name] = self.fills.fill(child, value)
+                else:
+                    values[name], later[name] = None, self.visit(child, value)
             elif is_table and whole:
-                made.append((self.rebuilder().new_key(child, live), _constant(self.rebuild(child))))
+                values[self.rebuilder().new_key(child, live)] = self.rebuild(child)
             else:
                 self.note_extra(child)
-        return _dict_maker(live, made, drop=is_table and whole, reorder=whole and type(live) is not _user_type(live))
-
-    def _visit_child(self, saved: Saved, live: Any, *, is_table: bool) -> Make:
-        return _constant(self.rebuild(saved, live)) if is_table else self.visit(saved, live)
+        reorder = whole and type(live) is not _user_type(live)
+        return _dict_maker(live, values, later, drop=is_table and whole, reorder=reorder)
 
     def _visit_sequence(self, saved: Saved, live: Any) -> Make:
         if not saved.holds_arrays and self._holds_data(live) and saved.extent == "all":
@@ -270,10 +273,6 @@ def _by_index(key: PathKey) -> int:
     return key if isinstance(key, int) else -1
 
 
-def _constant(value: Any) -> Make:
-    return lambda: value
-
-
 def _put_own(live: PerProcess, value: Any) -> PerProcess:
     live.value = value
     return live
@@ -300,9 +299,10 @@ def _same_container(saved: Node, live: Node) -> bool:
     return saved.kind != "deque" or one.get("maxlen") == other.get("maxlen")
 
 
-def _dict_maker(live: Any, made: list[tuple[Any, Make]], *, drop: bool, reorder: bool) -> Make:
+def _dict_maker(live: Any, values: dict[Any, Any], later: dict[Any, Make], *, drop: bool, reorder: bool) -> Make:
     def make() -> Any:
-        values = {key: value() for key, value in made}
+        for key, value in later.items():
+            values[key] = value()
         kept = {} if drop else {key: value for key, value in live.items() if key not in values}
         if reorder and (drop or list(live) != [*values, *kept]):
             live.clear()

@@ -25,7 +25,7 @@ Extent: TypeAlias = Literal["all", "some", "none"]
 """How much of a subtree is wanted."""
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class Saved:
     """One node of a step's structure.
 
@@ -122,18 +122,24 @@ def build_tree(
         InvalidArgumentError: an item or a pattern of the selection is not in the step.
     """
     index: dict[TreePath, Saved] = {}
+    holders: list[Saved] = []
     for path, node in structure.items():
-        saved = index[path] = Saved(
-            path=path, origin=origins.get(path, path), node=node, holds_arrays=_is_more_than_data(node)
-        )
+        holds_arrays = node.kind == "array" or _is_more_than_data(node)
+        saved = index[path] = Saved(path, origins.get(path, path), node, {}, "all", holds_arrays)
         if path:
-            index[path[:-1]].children[path[-1]] = saved
+            parent = index[path[:-1]]
+            parent.children[path[-1]] = saved
+            if holds_arrays and not parent.holds_arrays:
+                parent.holds_arrays = True
+                holders.append(parent)
     root = index.get(())
     if root is None or root.node.kind != "dict":
         raise CorruptDataError("the structure has no root that is a dict")
-    for saved in reversed(index.values()):  # children come after their parents
-        if saved.holds_arrays and saved.path:
-            index[saved.path[:-1]].holds_arrays = True
+    for holder in holders:
+        above = index[holder.path[:-1]]
+        if not above.holds_arrays:
+            above.holds_arrays = True
+            holders.append(above)
     if selection is not None and not selection.is_everything:
         _mark(root, selection)
     return root

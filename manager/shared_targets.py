@@ -33,9 +33,9 @@ Read: TypeAlias = "Callable[[Mapping[TreePath, ArrayLeaf]], object]"
 """Fills leaves with the data of the step."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+@dataclass(kw_only=True, eq=False, slots=True)  # not frozen: there is one for each array, and that takes twice as long
 class Claim:
-    """A live array and what of the step it takes.
+    """A live array and what of the step it takes. Nothing of it changes.
 
     Attributes:
         path: of the array in the target.

@@ -20,6 +20,7 @@ __all__ = ["check_structure"]
 _LEAVES = frozenset({"value", "array", "alias"})
 _FIELDS = frozenset({"namedtuple", "dataclass"})
 _MAX_LENGTH = (1 << 63) - 1
+_NO_KEYS: list[PathKey] = []
 
 
 def check_structure(manifest: Manifest, *, path: str) -> None:
@@ -32,12 +33,15 @@ def check_structure(manifest: Manifest, *, path: str) -> None:
     Raises:
         CorruptDataError: names the node.
     """
-    children: dict[TreePath, list[PathKey]] = {node_path: [] for node_path in manifest.structure}
+    children: dict[TreePath, list[PathKey]] = {}
     for node_path in manifest.structure:
         if node_path:
-            children[node_path[:-1]].append(node_path[-1])
+            children.setdefault(node_path[:-1], []).append(node_path[-1])
     for node_path, node in manifest.structure.items():
-        problem = _problem(node, children[node_path])
+        keys = children.get(node_path, _NO_KEYS)
+        if node.kind in _LEAVES and not keys:
+            continue
+        problem = _problem(node, keys)
         if problem is not None:
             raise CorruptDataError(f"the structure {problem}", path=path, leaf=display_path(node_path))
     _check_arrays(manifest.structure, manifest, path=path)
@@ -67,8 +71,8 @@ def _sequence_problem(node: Node, keys: list[PathKey]) -> str | None:
 
 def _check_arrays(structure: Mapping[TreePath, Node], manifest: Manifest, *, path: str) -> None:
     for entry in manifest.leaves:
-        if structure[entry.path].kind != "array":
-            kind = structure[entry.path].kind
+        kind = structure[entry.path].kind
+        if kind != "array":
             raise CorruptDataError(
                 f"the structure has data in a node of kind {kind}", path=path, leaf=display_path(entry.path)
             )

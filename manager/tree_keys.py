@@ -32,7 +32,7 @@ def encode_key(key: object) -> PathKey:
         UnsupportedValueError: the key is not plain, so it could not be made again.
     """
     if type(key) is str:
-        return key if not _SURROGATE.search(key) else _tagged(encode_value(key))
+        return key if key.isascii() or not _SURROGATE.search(key) else _tagged(encode_value(key))
     if type(key) is int and -_MAX_PLAIN_INT <= key <= _MAX_PLAIN_INT:
         return key
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ class Unpacker:
         """
         self._leaves = tuple(leaves)
         self._addresses = addresses
-        self._ends: list[int] = []
-        end = 0
-        for size in sizes:
-            end += size
-            self._ends.append(end)
+        self._ends = list(accumulate(sizes))
 
     def __len__(self) -> int:
         """Return the bytes of all leaves."""

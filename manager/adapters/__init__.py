@@ -15,7 +15,7 @@ from safepoint.formats.errors import UnsupportedValueError
 from safepoint.formats.tree import display_path
 from safepoint.manager.adapters import dtensor, numpy_array, tensor, xla
 from safepoint.manager.adapters.base import ArrayLeaf, ArraySpec, Memory
-from safepoint.manager.adapters.refusals import check_plain, check_type, is_plain
+from safepoint.manager.adapters.refusals import check_plain, check_type, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,17 +40,17 @@ def wrap_array(value: Any, path: TreePath | str) -> ArrayLeaf | None:
     Raises:
         UnsupportedValueError: an array that cannot be kept exactly; names the path and a way out.
     """
-    if not isinstance(value, (torch.Tensor, np.ndarray)):
-        return None
     try:
-        if isinstance(value, np.ndarray):
-            return numpy_array.wrap_numpy(value, _name(path))
-        if type(value) in _PLAIN and is_plain(value) and (value.is_cpu or not xla.is_xla(value)):
+        if type(value) in _PLAIN and problem_of(value) is None and (value.is_cpu or not xla.is_xla(value)):
             # Nearly all are, so no name is made of the path.
             return tensor.wrap_tensor(value, path)
-        return _wrap_tensor(value, _name(path))
+        if isinstance(value, np.ndarray):
+            return numpy_array.wrap_numpy(value, _name(path))
+        if isinstance(value, torch.Tensor):
+            return _wrap_tensor(value, _name(path))
     except UnsupportedValueError as error:
         raise error.with_context(leaf=_name(path))  # noqa: B904 - the same error
+    return None
 
 
 def _name(path: TreePath | str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from safepoint.formats.errors import UnsupportedValueError
 
-__all__ = ["check_plain", "check_type", "is_plain"]
+__all__ = ["check_plain", "check_type", "problem_of"]
 
 
 def check_type(value: torch.Tensor, name: str) -> None:
@@ -38,24 +38,20 @@ def check_type(value: torch.Tensor, name: str) -> None:
     )
 
 
-def is_plain(value: torch.Tensor) -> bool:
-    """Say whether `check_plain` would accept it."""
-    return _problem(value) is None
-
-
 def check_plain(value: torch.Tensor, name: str) -> None:
     """Refuse tensors whose values are not simply in their memory.
 
     Raises:
         UnsupportedValueError: nested, sparse, quantised, meta, or inside a functorch transform.
     """
-    problem = _problem(value)
+    problem = problem_of(value)
     if problem is not None:
         what, way_out = problem
         raise UnsupportedValueError(f"{what} cannot be kept", leaf=name, hint=way_out)
 
 
-def _problem(value: torch.Tensor) -> tuple[str, str] | None:
+def problem_of(value: torch.Tensor) -> tuple[str, str] | None:
+    """Return what kind of tensor `check_plain` refuses it for, and a way out; None for nearly all."""
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # noqa: SLF001 - there is no public way to ask
         return "a tensor inside vmap, grad or functionalize", "Save outside the transformed function."
     if value.is_nested:

@@ -7,9 +7,8 @@ Must not know placements, XLA or numpy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -29,8 +28,7 @@ __all__ = ["Piece", "TensorLeaf", "wrap_tensor"]
 _ADDRESSED = ("cpu", "cuda")  # elsewhere an address may be a handle, with which nothing can be computed
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A box of the leaf, and the live strided memory that holds it."""
 
     region: Region
@@ -51,7 +49,8 @@ class TensorLeaf(ArrayLeaf):
     __slots__ = ("_bypassed", "_pieces", "_staged")
 
     def __init__(self, spec: ArraySpec, name: str | TreePath, pieces: Sequence[Piece]) -> None:
-        super().__init__(spec, name)
+        self.spec = spec
+        self._name = name
         self._pieces = tuple(pieces)
         self._staged: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
         self._bypassed: tuple[torch.Tensor, ...] = ()
@@ -74,7 +73,9 @@ class TensorLeaf(ArrayLeaf):
             return None
         piece = self._pieces[0]
         live = piece.tensor
-        if piece.region is not region or not live.is_cpu or not live.is_contiguous() or is_lazy_view(live):
+        if piece.region is not region or not (live.is_cpu and live.is_contiguous()):
+            return None
+        if live.is_conj() or live.is_neg():
             return None
         self._bypassed = (live,)
         return live.data_ptr()
@@ -126,11 +127,12 @@ class TensorLeaf(ArrayLeaf):
 
     def extent(self) -> tuple[str, int, int] | None:
         """Return the place of a contiguous tensor at little cost."""
-        live = self._pieces[0].tensor if len(self._pieces) == 1 else None
-        if live is None or self.spec.kind != "tensor" or not (live.is_cpu and live.is_contiguous()) or not live.numel():
-            return super().extent()
-        start = live.data_ptr()
-        return "cpu", start, start + live.nbytes
+        if len(self._pieces) == 1 and self.spec.kind == "tensor":
+            live = self._pieces[0].tensor
+            if live.is_cpu and live.is_contiguous() and (num_bytes := live.nbytes):
+                start = live.data_ptr()
+                return "cpu", start, start + num_bytes
+        return super().extent()
 
     def _find(self, region: Region) -> tuple[Piece, torch.Tensor]:
         if len(region.shape) == len(self.spec.shape):
@@ -148,12 +150,12 @@ def wrap_tensor(value: torch.Tensor, name: str | TreePath) -> TensorLeaf:
     Raises:
         UnsupportedValueError: the dtype cannot be kept.
     """
-    spec = _whole_spec(value.dtype, tuple(value.shape))
+    spec = _whole_spec(value.dtype, value.shape)
     # A view costs more than all else here, and only what has a graph needs one.
     return TensorLeaf(spec, name, (Piece(spec.regions[0], value.detach() if value.requires_grad else value),))
 
 
 @lru_cache(maxsize=4096)
-def _whole_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> ArraySpec:
+def _whole_spec(dtype: torch.dtype, shape: torch.Size) -> ArraySpec:
     """Return the spec of a tensor that is held whole; one for many, since a model has few different ones."""
-    return ArraySpec(dtype=dtype_name(dtype), shape=shape, regions=(Region.whole(shape),), kind="tensor")
+    return ArraySpec(dtype=dtype_name(dtype), shape=tuple(shape), regions=(Region.whole(shape),), kind="tensor")
