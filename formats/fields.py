@@ -109,7 +109,7 @@ def parse_json(data: bytes, *, what: str, path: str, max_depth: int = MAX_DEPTH)
         value = decoder.decode(bytes(data).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{what} is not valid JSON: {error}", path=path) from error
-    if _is_deeper(data, max_depth):
+    if data.count(b"[") + data.count(b"{") > max_depth and _is_deeper(data, max_depth):
         raise CorruptDataError(f"{what} is nested deeper than {max_depth} levels", path=path)
     return value
 
@@ -201,30 +201,34 @@ class Fields:
         try:
             return self._values[name]
         except KeyError:
-            raise self.error(f"has no field {name!r}") from None
+            raise self._missing(name) from None
 
     def text(self, name: str) -> str:
         """Return a string."""
-        value = self.value(name)
+        value = self._values.get(name)
         if type(value) is not str:
             raise self._wrong(name, "a string", value)
         return value
 
     def choice(self, name: str, options: Sequence[_ChoiceT]) -> _ChoiceT:
         """Return one of a few strings."""
-        value = self.value(name)
-        for option in options:
-            if type(value) is str and value == option:
-                return option
+        value = self._values.get(name)
+        if type(value) is str:
+            for option in options:
+                if value == option:
+                    return option
         raise self._wrong(name, f"one of {', '.join(options)}", value)
 
     def identifier(self, name: str) -> str:
         """Return a string that is safe inside a file name (see `check_id`)."""
-        return check_id(self.text(name), what=f"field {name!r} of {self.what}", path=self.path)
+        text = self.text(name)
+        if _IDENTIFIER.fullmatch(text) is None:
+            check_id(text, what=f"field {name!r} of {self.what}", path=self.path)  # refuses it
+        return text
 
     def integer(self, name: str, *, minimum: int = 0, maximum: int = INT64_MAX) -> int:
         """Return an integer in `[minimum, maximum]`; true and false are none."""
-        value = self.value(name)
+        value = self._values.get(name)
         if type(value) is not int or not minimum <= value <= maximum:
             raise self._wrong(name, f"an integer from {minimum} to {maximum}", value)
         return value
@@ -271,7 +275,12 @@ class Fields:
         """Say whether the field is there and null."""
         return self.value(name) is None
 
+    def _missing(self, name: str) -> CorruptDataError:
+        return self.error(f"has no field {name!r}")
+
     def _wrong(self, name: str, expected: str, value: object) -> CorruptDataError:
+        if name not in self._values:
+            return self._missing(name)
         return self.error(f"has {name!r} = {reprlib.repr(value)} where {expected} should be")
 
 

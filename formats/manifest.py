@@ -201,19 +201,19 @@ def _repeated(names: Sequence[Hashable]) -> Iterator[int]:
 
 def _check_ranges(leaves: Sequence[LeafEntry], files: Sequence[FileEntry], *, path: str) -> None:
     """Check that no byte of a file belongs to two shards."""
-    ranges: list[list[tuple[int, int, LeafEntry]]] = [[] for _ in files]
-    for leaf in leaves:
+    ranges: list[list[tuple[int, int, int]]] = [[] for _ in files]
+    for index, leaf in enumerate(leaves):
         for shard in leaf.shards:
             if shard.num_bytes:
-                ranges[shard.file].append((shard.offset, shard.offset + shard.num_bytes, leaf))
+                ranges[shard.file].append((shard.offset, shard.offset + shard.num_bytes, index))
     for file, held in zip(files, ranges, strict=True):
-        held.sort(key=lambda entry: entry[:2])
-        for (_, end, _), (start, _, leaf) in itertools.pairwise(held):
+        held.sort()
+        for (_, end, _), (start, _, index) in itertools.pairwise(held):
             if start < end:
                 raise CorruptDataError(
                     f"a shard shares bytes of the file {file.path} with another",
                     path=path,
-                    leaf=display_path(leaf.path),
+                    leaf=display_path(leaves[index].path),
                 )
 
 

@@ -95,7 +95,8 @@ def structure_to_rows(structure: Mapping[TreePath, Node]) -> tuple[list[list[Any
                 raise InvalidArgumentError(f"node {display_path(path)!r} comes before its parent")
             if len(path) > MAX_TREE_DEPTH:
                 raise InvalidArgumentError(f"node {display_path(path)!r} is deeper than {MAX_TREE_DEPTH} levels")
-            rows.append([parent, _key_to_json(path[-1]), node.kind, node.data])
+            key = path[-1]
+            rows.append([parent, key if type(key) is str else _key_to_json(key), node.kind, node.data])
         else:
             if rows:
                 raise InvalidArgumentError("the root of a structure comes first")

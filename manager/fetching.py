@@ -18,6 +18,7 @@ from safepoint.formats.manifest import LeafEntry, Manifest, ShardEntry, TreePath
 from safepoint.formats.reading import read_segments
 from safepoint.formats.region import Region
 from safepoint.formats.segments import ReadSegment
+from safepoint.manager.adapters import XLA_KINDS
 from safepoint.manager.errors import CorruptDataError
 from safepoint.manager.planner import plan_restore
 from safepoint.manager.sources import byte_view, raw_view
@@ -128,7 +129,7 @@ def fill_leaves(fetches: Sequence[Fetch], read: Callable[[Sequence[ReadSegment]]
 
 def collects(leaf: ArrayLeaf) -> bool:
     """Say whether the leaf collects its data on the host until `finish` takes it to the device as a whole."""
-    return leaf.spec.kind in ("xla", "xla_sharded")
+    return leaf.spec.kind in XLA_KINDS
 
 
 class _Read(Protocol):

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from safepoint.manager.step_listing import parse_step
+from safepoint.manager.step_listing import CONTROL_DIR, parse_step
 
 if TYPE_CHECKING:
     from safepoint.formats.storage import Storage
 
 __all__ = ["CONTROL_DIR", "pin", "pinned_steps", "unpin"]
-
-CONTROL_DIR = ".safepoint"
-"""Directory of a root for what a restore does not need."""
 
 _PINS_DIR = f"{CONTROL_DIR}/pins"
 

@@ -100,7 +100,7 @@ def array_node(leaf: ArrayLeaf) -> Node:
     Raises:
         UnsupportedValueError: a numpy dtype that could not be made again.
     """
-    if not isinstance(leaf, NumpyLeaf):
+    if leaf.spec.kind != "numpy" or not isinstance(leaf, NumpyLeaf):  # an ABC takes its time to say what is one
         return _ARRAY
     dtype = leaf.numpy_dtype
     if not leaf.is_bytes and dtype.isnative:
@@ -139,10 +139,10 @@ class _Flattener:
             self.add((name,), value)
 
     def add(self, path: TreePath, value: Any, owner: object = None) -> None:
-        if is_plain_type(type(value)):
-            self._add_value(path, value)
-        elif isinstance(value, (torch.Tensor, np.ndarray)):
+        if isinstance(value, (torch.Tensor, np.ndarray)):
             self._add_array(path, value, owner)
+        elif is_plain_type(type(value)):
+            self._add_value(path, value)
         elif isinstance(value, ArrayLeaf):  # not in memory: it is read while it is saved (`opened`)
             self.flat.nodes[path] = _ARRAY
             self.flat.arrays[path] = value

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from safepoint.formats.storage.base import Entry
 
 __all__ = [
+    "CONTROL_DIR",
     "CommittedStep",
     "Listing",
     "OwnName",
@@ -55,6 +56,9 @@ __all__ = [
     "read_listing",
     "trash_name",
 ]
+
+CONTROL_DIR = ".safepoint"
+"""Directory of a root for what a restore does not need."""
 
 MAX_STEP = 2**63 - 1
 
@@ -181,6 +185,21 @@ class RecordCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[tuple[int, ...], CommittedStep]] = {}
+        self._listed: tuple[list[Entry], Listing] | None = None
+
+    def listing(self, entries: list[Entry]) -> Listing | None:
+        """Return what was found when the root had just these entries, if all of it was known by their identities."""
+        listed = self._listed
+        return listed[1] if listed is not None and listed[0] == entries else None
+
+    def keep_listing(self, entries: list[Entry], listing: Listing, decisive: Iterable[Entry]) -> None:
+        """Remember what was found, if all `decisive` entries are directories of steps, known by their identities."""
+        if not listing.problems and all(self._is_known(entry) for entry in decisive):
+            self._listed = entries, listing
+
+    def _is_known(self, entry: Entry) -> bool:
+        known = self._known.get(entry.name)
+        return known is not None and bool(entry.identity) and known[0] == entry.identity
 
     def get(self, storage: Storage, entry: Entry, step: int) -> CommittedStep | StepProblem | Tombstone | None:
         """Return what the directory is, reading its record only if that is not known."""
@@ -218,7 +237,10 @@ def read_listing(
     """
     steps: dict[int, CommittedStep] = {}
     old: dict[int, list[CommittedStep]] = {}
-    entries = storage.list("")
+    entries = [entry for entry in storage.list("") if entry.name != CONTROL_DIR]  # it says nothing of steps
+    listed = cache.listing(entries) if only is None else None
+    if listed is not None:
+        return listed
     cache.keep_only(entry.name for entry in entries)
     tombstones: dict[str, Tombstone] = {}
     named = [(entry, name) for entry in entries if (name := parse_name(entry.name)) is not None and name.kind in _STEPS]
@@ -227,6 +249,7 @@ def read_listing(
     occupied = frozenset(entry.name for entry, name in named if name.kind == "step")
     links = [_linked(storage, entry) for entry, name in named if entry.is_link and name.kind == "step"]
     problems = [problem for problem in links if problem is not None]
+    decisive = [entry for entry, _ in named if entry.is_dir or entry.is_link]
     named = [(entry, name) for entry, name in named if entry.is_dir]
     for (entry, name), read in zip(named, _read_all(storage, cache, named), strict=True):
         found = read if process_index is None else _check_process(read, storage, process_index)
@@ -240,13 +263,16 @@ def read_listing(
         elif found is not None:
             tombstones[entry.name] = found
     superseded = _stand_in(steps, old)
-    return Listing(
+    listing = Listing(
         steps=tuple(sorted(steps.values(), key=_order)),
         problems=tuple(sorted(problems, key=lambda problem: (problem.step, problem.prefix))),
         superseded=tuple(superseded),
         occupied=occupied,
         tombstones=tombstones,
     )
+    if only is None:
+        cache.keep_listing(entries, listing, decisive)
+    return listing
 
 
 _Read = CommittedStep | StepProblem | Tombstone | None

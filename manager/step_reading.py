@@ -113,8 +113,9 @@ class StepReader:
         record = step.record
         full_path = self._storage.describe(f"{step.files_prefix}/{MANIFEST_NAME}")
         try:
-            manifest = Manifest.from_bytes(data, path=full_path)
-            check_structure(manifest, path=full_path)
+            with paused_collection():
+                manifest = Manifest.from_bytes(data, path=full_path)
+                check_structure(manifest, path=full_path)
         except CheckpointError as error:
             raise error.with_context(step=record.step) from None
         if (manifest.step, manifest.attempt) != (record.step, record.attempt):

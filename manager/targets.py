@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping, Seque
 from typing import TYPE_CHECKING, Any
 
 from safepoint.formats.errors import InvalidArgumentError
+from safepoint.manager.adapters import finish_all
 from safepoint.manager.adapting import Adaptation, AdaptationReport, Adapting
 from safepoint.manager.errors import StructureMismatchError
 from safepoint.manager.fills import Fills
@@ -76,8 +77,7 @@ class RestoreTarget:
         Raises:
             CheckpointError: an object refused its state.
         """
-        for leaf in self.wanted.values():
-            leaf.finish()
+        finish_all(self.wanted.values())
         self._shared.finish()
         for name, make in self._makes.items():
             value = make()

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["ArrayLeaf", "ArraySpec", "Memory", "held_regions"]
+__all__ = ["XLA_KINDS", "ArrayLeaf", "ArraySpec", "Memory", "held_regions"]
+
+
+XLA_KINDS = ("xla", "xla_sharded")
+"""What `ArraySpec.kind` is of XLA tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,11 +19,11 @@ from safepoint.manager.adapters.bits import byte_buffer, changing, copy_bits, ho
 from safepoint.manager.adapters.shared_memory import shares_elements, write_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from safepoint.formats.tree import TreePath
 
-__all__ = ["Piece", "TensorLeaf", "wrap_tensor"]
+__all__ = ["Piece", "TensorLeaf", "tell_autograd", "wrap_tensor"]
 
 _ADDRESSED = ("cpu", "cuda")  # elsewhere an address may be a handle, with which nothing can be computed
 
@@ -95,14 +95,15 @@ class TensorLeaf(ArrayLeaf):
 
     def finish(self) -> None:
         """Write what shares memory, and tell autograd of what was put into target buffers."""
+        tell_autograd(self.finish_untold())
+
+    def finish_untold(self) -> tuple[torch.Tensor, ...]:
+        """Write what shares memory; return what was put into target buffers, for `tell_autograd`."""
         staged, self._staged = self._staged, ()
         if staged:
             write_shared(staged, self.name)
         bypassed, self._bypassed = self._bypassed, ()
-        for live in bypassed:
-            if not live.is_inference():
-                # Bytes were put there behind autograd's back: a graph that saved this tensor must notice.
-                torch.autograd.graph.increment_version(live)
+        return bypassed
 
     def device_memory(self, region: Region) -> torch.Tensor | None:
         """Return the piece, or the part of it, as it lies on its device."""
@@ -142,6 +143,11 @@ class TensorLeaf(ArrayLeaf):
                 if piece.region.contains(region):
                     return piece, piece.tensor[region.slices_in(piece.region)]
         raise self.not_held(region)
+
+
+def tell_autograd(tensors: Iterable[torch.Tensor]) -> None:
+    """Tell of bytes that were put there behind its back: a graph that saved one of the tensors must notice."""
+    torch.autograd.graph.increment_version([live for live in tensors if not live.is_inference()])
 
 
 def wrap_tensor(value: torch.Tensor, name: str | TreePath) -> TensorLeaf:

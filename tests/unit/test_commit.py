@@ -82,6 +82,52 @@ def test_listing_again_reads_no_record_again(root: Root, monkeypatch: pytest.Mon
     assert [step.record.step for step in root.committer.list_steps()] == [1, 2, 3]
 
 
+def test_a_root_that_is_as_it_was_is_one_listing_and_any_change_of_it_another(root: Root) -> None:
+    root.commit(1, 2, 3)
+    listing = root.committer.listing()
+    root.storage.make_dir(".safepoint")
+    root.storage.put(".safepoint/note", b"")
+    (root.path / "notes.txt").write_text("")
+    (root.path / "notes.txt").unlink()
+    assert root.committer.listing() is listing
+
+    def steps_after(change: Callable[[], object]) -> list[int]:
+        change()
+        return [step.record.step for step in root.committer.list_steps()]
+
+    aside = root.path.with_name("aside")
+    assert steps_after(lambda: (root.path / "2").rename(aside)) == [1, 3]
+    assert steps_after(lambda: aside.rename(root.path / "2")) == [1, 2, 3]
+    assert steps_after(lambda: root.commit(4)) == [1, 2, 3, 4]
+    assert steps_after((root.path / "3" / "commit.json").unlink) == [1, 2, 4]
+    assert root.committer.listing().occupied == {"1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}"], ids=["cut short", "of another content"])
+def test_a_record_that_is_damaged_and_mended_in_its_place_is_looked_at_each_time(root: Root, damage: bytes) -> None:
+    root.commit(1, 2)
+    record = root.path / "2" / "commit.json"
+    whole = record.read_bytes()
+    record.write_bytes(damage)
+    for _ in range(2):
+        assert [step.record.step for step in root.another().list_steps()] == [1]
+    reader = root.another()
+    assert [[problem.step for problem in reader.problems()] for _ in range(2)] == [[2], [2]]
+    record.write_bytes(whole)
+    assert [step.record.step for step in reader.list_steps()] == [1, 2]
+
+
+def test_a_directory_that_becomes_a_step_is_one_at_the_next_look(root: Root) -> None:
+    root.commit(1, 2)
+    record = root.path / "2" / "commit.json"
+    whole = record.read_bytes()
+    record.unlink()
+    reader = root.another()
+    assert [len(reader.list_steps()) for _ in range(2)] == [1, 1]
+    record.write_bytes(whole)
+    assert len(reader.list_steps()) == 2
+
+
 def test_a_link_in_place_of_a_file_is_reported_whatever_it_leads_to(root: Root) -> None:
     step = commit_step(root.committer, root.storage, 4, A)
     manifest = root.committer.load_manifest(step)
