@@ -6,6 +6,8 @@ from safepoint.formats.errors import InvalidArgumentError
 
 __all__ = ["split_name", "split_path"]
 
+_NO_NAMES = frozenset({"", ".", ".."})
+
 
 def split_path(path: str) -> tuple[str, ...]:
     """Return the parts of a storage path, () for the root.
@@ -16,7 +18,7 @@ def split_path(path: str) -> tuple[str, ...]:
     if path == "":
         return ()
     parts = tuple(path.split("/"))
-    if "\0" in path or any(part in ("", ".", "..") for part in parts):
+    if "\0" in path or not _NO_NAMES.isdisjoint(parts):
         raise InvalidArgumentError(
             f"not a path inside the storage: {path!r}",
             hint='Give a relative path with "/" between its parts, without empty, "." and ".." parts.',

@@ -117,6 +117,16 @@ def test_a_record_that_is_damaged_and_mended_in_its_place_is_looked_at_each_time
     assert [step.record.step for step in reader.list_steps()] == [1, 2]
 
 
+def test_a_link_that_comes_to_lead_to_a_step_is_a_problem_at_the_next_look(root: Root) -> None:
+    root.commit(1)
+    other = root.beside("other")
+    (root.path / "2").symlink_to(other.path / "2")
+    reader = root.another()
+    assert [len(reader.problems()) for _ in range(2)] == [0, 0]
+    other.commit(2)
+    assert [problem.step for problem in reader.problems()] == [2]
+
+
 def test_a_directory_that_becomes_a_step_is_one_at_the_next_look(root: Root) -> None:
     root.commit(1, 2)
     record = root.path / "2" / "commit.json"
