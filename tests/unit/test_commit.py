@@ -119,11 +119,12 @@ def test_a_record_that_is_damaged_and_mended_in_its_place_is_looked_at_each_time
 
 def test_a_link_that_comes_to_lead_to_a_step_is_a_problem_at_the_next_look(root: Root) -> None:
     root.commit(1)
-    other = root.beside("other")
-    (root.path / "2").symlink_to(other.path / "2")
+    other = root.path.with_name("other")
+    other.mkdir()
+    (root.path / "2").symlink_to(other)
     reader = root.another()
     assert [len(reader.problems()) for _ in range(2)] == [0, 0]
-    other.commit(2)
+    (other / "commit.json").write_bytes((root.path / "1" / "commit.json").read_bytes())
     assert [problem.step for problem in reader.problems()] == [2]
 
 
