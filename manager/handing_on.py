@@ -97,11 +97,17 @@ class _Arrived:
 class Exchange:
     """One group's rounds, on one of its members."""
 
-    def __init__(self, group: Group, sharing: Sharing) -> None:
+    def __init__(self, group: Group, sharing: Sharing, *, first_patience_secs: float | None = None) -> None:
         """Plan the rounds; the first read begins them.
 
         Called by: all members.
+
+        Args:
+            group: which of them, and what they want.
+            sharing: what they need.
+            first_patience_secs: how long to wait for the others in the first round, if not as long as in any.
         """
+        self._first_patience_secs = first_patience_secs or sharing.patience_secs
         self._sharing = sharing
         self._files = sharing.files
         self._members = group.members
@@ -305,11 +311,14 @@ class Exchange:
             if digest_of_parts([blocks[run.file, number]]) != self._files[run.file].digests[number]:
                 del blocks[run.file, number]  # to be read again
 
+    def _patience_secs(self) -> float:
+        return self._sharing.patience_secs if self._next else self._first_patience_secs
+
     def _send(self, place: int, data: torch.Tensor) -> None:
-        self._sharing.transport.send(data, to=self._members[place], deadline_secs=self._sharing.patience_secs)
+        self._sharing.transport.send(data, to=self._members[place], deadline_secs=self._patience_secs())
 
     def _receive(self, place: int, data: torch.Tensor) -> None:
-        self._sharing.transport.receive(data, source=self._members[place], deadline_secs=self._sharing.patience_secs)
+        self._sharing.transport.receive(data, source=self._members[place], deadline_secs=self._patience_secs())
 
 
 def _as_known(error: Exception, process_index: int) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class Group:
     members: tuple[int, ...]
     runs: tuple[BlockRun, ...]
 
+    def may_be_late(self, own: int, earlier: Iterable[Group]) -> bool:
+        """Say whether another member may still be busy with an earlier group, of which `own` is no member."""
+        others = set(self.members)
+        return any(own not in group.members and not others.isdisjoint(group.members) for group in earlier)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:

@@ -47,13 +47,14 @@ class HostReading:
     Attributes:
         transport: to them.
         process_index: of this process.
-        groups: that this process is a member of, in the order in which they are served.
-        patience_secs: how long to wait for one of them.
+        groups: that this process is a member of, in the order in which they are served; with each, how long to wait
+            until all of it have come.
+        patience_secs: how long to wait for one of them after that.
     """
 
     transport: Transport
     process_index: int
-    groups: tuple[Group, ...]
+    groups: tuple[tuple[Group, float], ...]
     patience_secs: float
 
     def fetch(
@@ -72,7 +73,7 @@ class HostReading:
         Returns:
             The bytes that this process read from the storage itself; `progress` is told of those that others read, too.
         """
-        shared, alone = split_fetches(fetches, self.groups, manifest.files)
+        shared, alone = split_fetches(fetches, [group for group, _ in self.groups], manifest.files)
         reader = RunReader(storage, prefix, manifest.files, _leaf_names(fetches, manifest.files))
         sharing = Sharing(
             transport=self.transport,
@@ -87,8 +88,8 @@ class HostReading:
         num_bytes = 0
         failure: Exception | None = None
         try:
-            for group, wanted in zip(self.groups, shared, strict=True):
-                exchange = Exchange(group, sharing)
+            for (group, first_patience_secs), wanted in zip(self.groups, shared, strict=True):
+                exchange = Exchange(group, sharing, first_patience_secs=first_patience_secs)
                 try:
                     if failure is None:
                         num_bytes += fill_leaves(wanted, exchange.read) + exchange.finish()
@@ -129,14 +130,19 @@ def arrange(session: Session, files: Sequence[FileEntry], fetches: Sequence[Fetc
     if not told:
         return None
     mates: dict[int, str] = dict(json.loads(told))
-    groups: list[Group] = []
+    groups: list[tuple[Group, float]] = []
+    own, patience_secs = coordinator.process_index, min(_PATIENCE_SECS, options.deadline_secs / 2)
 
     def plan() -> bytes:
         wants = {
             index: wants_from_bytes(coordinator.fetch_blob(digest, deadline_secs=options.deadline_secs))
             for index, digest in mates.items()
         }
-        groups.extend(group for group in groups_of(wants, files) if coordinator.process_index in group.members)
+        found = groups_of(wants, files)
+        for number, group in enumerate(found):
+            if own in group.members:
+                is_late = group.may_be_late(own, found[:number])
+                groups.append((group, options.deadline_secs if is_late else patience_secs))
         return b"shares" if groups else b""
 
     if not run_together(coordinator, "restore-groups", options.deadline_secs, plan, b"".join):
@@ -146,9 +152,9 @@ def arrange(session: Session, files: Sequence[FileEntry], fetches: Sequence[Fetc
         return None
     return HostReading(
         transport=transport,
-        process_index=coordinator.process_index,
+        process_index=own,
         groups=tuple(groups),
-        patience_secs=min(_PATIENCE_SECS, options.deadline_secs / 2),
+        patience_secs=patience_secs,
     )
 
 

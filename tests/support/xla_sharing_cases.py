@@ -43,12 +43,12 @@ def check_handing_on(mesh: xs.Mesh) -> None:
             {(name,): wrap_array(value, (name,)) for name, value in state.items()} for state in (on_devices, on_host)
         ]
         fetches = [plan_fetches(manifest, own) for own in leaves]
-        groups = (Group((0, 1), tuple(wants_from_bytes(wants_to_bytes(fetches[0], manifest.files)))),)
+        group = Group((0, 1), tuple(wants_from_bytes(wants_to_bytes(fetches[0], manifest.files))))
         board = Switchboard()
 
         def restore(own: int) -> int:
             reading = HostReading(
-                transport=ThreadTransport(board, own), process_index=own, groups=groups, patience_secs=30.0
+                transport=ThreadTransport(board, own), process_index=own, groups=((group, 30.0),), patience_secs=30.0
             )
             return reading.fetch(manager._session.storage, step.files_prefix, manifest, fetches[own])
 

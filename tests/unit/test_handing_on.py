@@ -173,7 +173,7 @@ def test_any_wants_in_any_order_are_filled(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_a_read_that_fails_fails_on_all_with_the_same_error(failing: int, at: int) -> None:
     host = Host(3)
     host.storages[failing] = FaultyStorage(host.inner, at=at, times=None, fault=Fail(), only={"reader.read_into"})
@@ -234,7 +234,9 @@ def test_bytes_that_were_changed_on_the_way_are_read_from_the_storage() -> None:
 class Breaking(ThreadTransport):
     """Breaks at the n-th message."""
 
-    left = 7
+    def __init__(self, board: Switchboard, own: int, left: int) -> None:
+        super().__init__(board, own)
+        self.left = left
 
     @override
     def send(self, buffer: torch.Tensor, to: int, deadline_secs: float) -> None:
@@ -244,13 +246,16 @@ class Breaking(ThreadTransport):
         super().send(buffer, to, deadline_secs)
 
 
-def test_a_connection_that_breaks_leaves_each_process_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("num_messages", [0, 1, 2, 3, 4, 7, 12, 20, 33])
+def test_a_connection_that_breaks_leaves_each_process_to_itself(
+    caplog: pytest.LogCaptureFixture, num_messages: int
+) -> None:
     host = Host(3)
     board = Switchboard()
-    host.transports = [ThreadTransport(board, 0), Breaking(board, 1), ThreadTransport(board, 2)]
+    host.transports = [ThreadTransport(board, 0), Breaking(board, 1, num_messages), ThreadTransport(board, 2)]
     wanted = [all_segments() for _ in range(3)]
     read = host.read_all(EVERYTHING, [[segments] for segments in wanted])
-    assert NUM_BYTES < sum(read) < 3 * NUM_BYTES
+    assert NUM_BYTES < sum(read) <= 3 * NUM_BYTES + 250  # the shares of the round in which it broke, anew
     assert all(host.is_right(one) for segments in wanted for one in segments)
     assert [sum(told) for told in host.progress] == [NUM_BYTES] * 3
     assert "handing on" in caplog.text

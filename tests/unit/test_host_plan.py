@@ -41,6 +41,14 @@ def test_each_set_of_processes_is_a_group_in_one_order_for_all() -> None:
     assert groups_of(dict(reversed(wants.items())), FILES) == found
 
 
+def test_a_member_that_is_busy_with_others_may_be_late() -> None:
+    earlier = [Group((0, 1), (WHOLE,)), Group((0, 1, 2), (SECOND,))]
+    assert not earlier[0].may_be_late(0, [])
+    assert not Group((1, 2), ()).may_be_late(1, earlier)  # it went through both with whoever is in this
+    assert Group((1, 2), ()).may_be_late(2, earlier)
+    assert not Group((5, 6), ()).may_be_late(5, earlier)
+
+
 def test_little_is_read_by_each_for_itself() -> None:
     few = BlockRun(2, 0, 0)
     assert groups_of({0: [few], 1: [few]}, FILES) == []
