@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from safepoint.manager import KeepAll, KeepBest, KeepEvery, KeepLast
+from safepoint.manager import KeepAll, KeepBest, KeepEvery, KeepLast, session
 from safepoint.manager.errors import StepExistsError, StepNotFoundError, UnsupportedValueError
 from safepoint.manager.pins import pin
 
+from support.faulty_storage import Fail, FaultyStorage, Stall
 from support.retention_threads import retention_threads, wait_until_gone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.faulty_storage import Fault
     from support.roots import Root
 
 
@@ -78,6 +84,53 @@ def test_the_thread_that_deletes_ends_when_there_is_nothing_left_and_a_new_one_d
             wait_until_gone(retention_threads() - before)
             assert root.names() == {str(step)}, caplog.text
     root.check_holds(2)
+
+
+@pytest.fixture
+def deleting(root: Root, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FaultyStorage]:
+    """Have the next manager meet a fault when it deletes."""
+
+    def meet(fault: Fault, *, times: int) -> FaultyStorage:
+        storage = FaultyStorage(root.storage, at=1, times=times, fault=fault, only={"delete_tree"})
+        monkeypatch.setattr(session, "_open_root", lambda _: storage)
+        return storage
+
+    return meet
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "async"])
+def test_saves_go_on_while_a_deletion_stalls(
+    root: Root, deleting: Callable[..., FaultyStorage], *, blocking: bool
+) -> None:
+    stall = Stall()
+    deleting(stall, times=1)
+    with root.manager(keep=KeepLast(1)) as manager:
+        try:
+            for step in range(4):
+                manager.save(step, {"x": step}, blocking=blocking)
+            manager.wait()
+            assert stall.reached.wait(20)
+            assert [info.step for info in manager.steps()] == [3]
+            assert len(root.names()) > 1
+        finally:
+            stall.resume.set()
+    root.check_holds(3)
+
+
+def test_what_cannot_be_deleted_now_is_deleted_later(
+    root: Root, deleting: Callable[..., FaultyStorage], caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = deleting(Fail(errno.EBUSY), times=2)
+    with root.manager(keep=KeepLast(1)) as manager:
+        for step in range(4):
+            assert manager.save(step, {"x": step}).saved
+        give_up = time.monotonic() + 20
+        while storage.fired < 2 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        assert manager.save(4, {"x": 4}).saved
+    assert storage.fired == 2
+    assert "cannot delete" in caplog.text
+    root.check_holds(4)
 
 
 def test_the_step_restored_from_stays_until_a_newer_commit_of_this_run(root: Root) -> None:
