@@ -7,6 +7,7 @@ step is published.
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,8 @@ class CommitRecord:
 def fenced(data: bytes, attempt: str, *, path: str) -> bytes:
     """Return a record with another `fence`, and all else as it is, fields that are not known here included.
 
+    Each call returns another content: what was there once must not come back, whoever is fenced again.
+
     Args:
         data: the record.
         attempt: that was to replace it and must not.
@@ -177,7 +180,8 @@ def fenced(data: bytes, attempt: str, *, path: str) -> bytes:
         CorruptDataError: it is no JSON object.
     """
     value = parse_json(data, what="the commit record", path=path)
-    rest = {name: item for name, item in value.items() if name != "digest"} | {"fence": attempt}
+    fence = {"fence": attempt, "fence_nonce": secrets.token_hex(8)}
+    rest = {name: item for name, item in value.items() if name != "digest"} | fence
     return canonical_json({**rest, "digest": digest(canonical_json(rest))})
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from safepoint.formats.tombstone import Tombstone
 from safepoint.manager.commit import Committer
-from safepoint.manager.errors import AttemptLostError, CorruptDataError, InvalidArgumentError
+from safepoint.manager.errors import AttemptLostError, CorruptDataError, InvalidArgumentError, StepExistsError
+from safepoint.manager.slots import claim_slot, fence_attempt
 from safepoint.manager.unsettled import read_marks
 
 from support.roots import KINDS_WITHOUT_RENAMES, OBJECT_KINDS
@@ -63,6 +64,42 @@ def test_a_fence_keeps_what_a_record_has_that_is_not_known_here(root: Root) -> N
     root.committer.abandon(4, B)
     (step,) = root.another().list_steps()
     assert step.record == replace(old.record, fence=B)
+
+
+def test_an_attempt_that_began_on_a_fenced_record_stays_abandoned_when_the_first_is_fenced_again(root: Root) -> None:
+    """Where a version is a digest of the content, as on S3, a content that comes back would let it be published."""
+    old = commit_step(root.committer, root.storage, 4, A)
+    root.prepared(4, B)
+    fence_attempt(root.storage, 4, B)
+    fenced = root.read("4/commit.json")
+    record = root.prepared(4, C)
+    for attempt in (C, B):
+        assert fence_attempt(root.storage, 4, attempt)
+    with pytest.raises((AttemptLostError, StepExistsError)) as caught:
+        root.committer.publish(record, old)
+    assert caught.value.outcome == "not_committed"
+    assert root.steps() == {4: content_of(A)}
+    assert root.read("4/commit.json") != fenced
+
+
+def test_a_claim_that_is_made_again_is_another_one(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.storage.make_dir("")
+    claims = []
+    put_if_absent = root.storage.put_if_absent
+
+    def beaten_at_once(path: str, data: bytes) -> bool:
+        monkeypatch.undo()
+        done = put_if_absent(path, data)
+        claims.append(root.read("4/commit.json"))
+        root.another().begin(4, B)
+        claims.append(root.read("4/commit.json"))
+        return done
+
+    monkeypatch.setattr(root.storage, "put_if_absent", beaten_at_once)
+    slot = claim_slot(root.storage, 4, A)
+    claims.append(root.read("4/commit.json"))
+    assert slot.data == claims[-1]
+    assert len(set(claims)) == 3
 
 
 def test_a_tombstone_that_stands_for_nothing_goes_with_the_next_owner_and_nothing_beside_it(root: Root) -> None:

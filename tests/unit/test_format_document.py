@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.formats.checksum import BLOCK_BYTES, digest
-from safepoint.formats.commit_record import COMMIT_MAX_BYTES
+from safepoint.formats.commit_record import COMMIT_MAX_BYTES, fenced
 from safepoint.formats.dtypes import ITEM_BYTES, SAFETENSORS_NAMES
 from safepoint.formats.layout import LAYOUT_VERSION, MARKER_VERSION
 from safepoint.formats.tombstone import Tombstone
@@ -57,6 +57,10 @@ def test_the_optional_fields_described_are_written_where_they_say_something() ->
             json.loads(example_record().to_bytes()),
         ),
         "fence": (json.loads(example_record(fence="b" * 16).to_bytes()), json.loads(example_record().to_bytes())),
+        "fence_nonce": (
+            json.loads(fenced(example_record().to_bytes(), "b" * 16, path="commit.json")),
+            json.loads(example_record().to_bytes()),
+        ),
         "digest": (shard.to_json(), manifest.leaves[0].shards[0].to_json()),
         "stored_shape": (shard.to_json(), manifest.leaves[0].shards[0].to_json()),
     }
