@@ -5,6 +5,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import tomllib
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,27 @@ def test_the_site_is_left_out_where_sphinx_is_not_installed(dev: Any) -> None:
 
     assert report.lines == ["skipped docs: Sphinx, myst-parser and furo are not in the cpu environment"]
     assert not report.failed
+
+
+def test_floors_are_tested_at_exactly_the_lower_bounds_that_the_project_states(
+    dev: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (dev.ROOT / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    environment = dev.Environment("cpu")
+    installed, tested = [], []
+    monkeypatch.setitem(vars(dev), "main_environment", environment.ready)
+    monkeypatch.setitem(vars(dev), "build_wheel", lambda _environment: dev.BUILD / "the.whl")
+    monkeypatch.setitem(vars(dev), "pip", lambda _python, *arguments: installed.append(arguments))
+    monkeypatch.setitem(vars(dev), "run", lambda *command: tested.append(command) or 0)
+
+    assert dev.floors() == 0
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = project["dependencies"] + [
+        text for name in ("lightning", "huggingface", "orbax") for text in project["optional-dependencies"][name]
+    ]
+    pins = {text for arguments in installed for text in arguments if "==" in str(text)}
+    assert pins == {text.replace(">=", "==") for text in asked if not text.startswith("torch>=")}
+    assert [command[-1] for command in tested] == ["tests/compat", "tests/integrations"]
 
 
 def test_a_lane_runs_beside_a_stage_and_its_failure_counts(
