@@ -5,19 +5,23 @@ Owns the exit codes. Text that comes from a root (names, metrics, notes) is prin
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import json
 import logging
 import math
 import os
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from safepoint.manager.errors import (
     AttemptLostError,
@@ -29,12 +33,13 @@ from safepoint.manager.errors import (
     RootInUseError,
     StepExistsError,
     StepNotFoundError,
+    StorageError,
     UnsupportedValueError,
     UnsupportedVersionError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "FAILED",
@@ -55,6 +60,7 @@ __all__ = [
 ]
 
 PROBLEM, USAGE, REFUSED, FAILED, INTERRUPTED = 1, 2, 3, 4, 130
+BROKEN_PIPE = 128 + signal.SIGPIPE  # as of a program that the signal ends
 
 _WIDTH = 200
 """Columns where there is no terminal: whoever reads the output, it should not be folded."""
@@ -87,6 +93,10 @@ def reporting(command: Callable[P, int | None]) -> Callable[P, None]:
             logging.getLogger("safepoint").addHandler(_NO_LOG)
         try:
             code = command(*args, **kwargs)
+            with _to_output():
+                sys.stdout.flush()
+        except _OutputError as error:
+            raise typer.Exit(_told(error, as_json=as_json)) from None
         except CheckpointError as error:
             print_error(error, as_json=as_json)
             raise typer.Exit(exit_code(error)) from None
@@ -99,6 +109,28 @@ def reporting(command: Callable[P, int | None]) -> Callable[P, None]:
             raise typer.Exit(code)
 
     return run
+
+
+class _OutputError(Exception):
+    """Standard output takes no more: its reader is gone, or its disk full."""
+
+
+@contextmanager
+def _to_output() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _OutputError(error.errno, error.strerror) from error
+
+
+def _told(error: _OutputError, *, as_json: bool) -> int:
+    """Say that not all was printed, unless whoever reads it wanted no more; return the exit status."""
+    number, reason = error.args
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - what is left in the old one goes nowhere
+    if number == errno.EPIPE:
+        return BROKEN_PIPE
+    print_error(StorageError(f"cannot write the output: {reason}", errno=number), as_json=as_json)
+    return FAILED
 
 
 def _reflowed(text: str) -> str:
@@ -117,9 +149,17 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what if number == 1 else plural}"
 
 
+class _Console(Console):
+    """A console that leaves it to `reporting` what a broken pipe means."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def _console(stream: Any) -> Console:
     wide = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH
-    return Console(file=stream, width=wide, markup=False, highlight=False, emoji=False)
+    return _Console(file=stream, width=wide, markup=False, highlight=False, emoji=False)
 
 
 def safe(text: str) -> str:
@@ -129,12 +169,15 @@ def safe(text: str) -> str:
 
 def print_line(text: str, *, style: str = "") -> None:
     """Print one line for people."""
-    _console(sys.stdout).print(Text(safe(text), style=style), soft_wrap=True)
+    with _to_output():
+        _console(sys.stdout).print(Text(safe(text), style=style), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
     """Print the one document of a command with `--json`."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    document = json.dumps(_finite(value), indent=2, allow_nan=False)
+    with _to_output():
+        sys.stdout.write(document + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -159,7 +202,8 @@ def new_table(*headings: str, right: Iterable[str] = ()) -> Table:
 
 def print_table(table: Table) -> None:
     """Print a table for people."""
-    _console(sys.stdout).print(table)
+    with _to_output():
+        _console(sys.stdout).print(table)
 
 
 def error_document(error: CheckpointError) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -98,3 +100,27 @@ def test_the_shell_completes_commands_options_and_leaves(
     ended = subprocess.run(COMMAND, capture_output=True, text=True, timeout=100, check=False)
 
     assert set(ended.stdout.split()) == expected, ended.stderr
+
+
+def test_an_output_that_takes_no_more_ends_the_command_with_a_status_and_no_stack(root: Path) -> None:
+    main = [sys.executable, "-c", "from safepoint.manager.cli import main; main()"]
+    reader, pipe = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    started = [
+        subprocess.Popen([*main, "show", root], stdout=pipe, stderr=subprocess.PIPE, text=True),
+        subprocess.Popen([*main, "ls", root, "--json"], stdout=full, stderr=subprocess.PIPE, text=True),
+        subprocess.Popen(
+            [*main, "ls", root], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ascii_only
+        ),
+    ]
+    os.close(pipe)
+    os.close(full)
+    said = [process.communicate(timeout=100) for process in started]
+
+    assert [process.returncode for process in started] == [128 + signal.SIGPIPE, 4, 0]
+    assert said[0][1] == ""
+    assert "cannot write the output: No space left on device" in json.loads(said[1][1])["error"]["message"]
+    assert "consolidated \\xd71" in said[2][0]
+    assert said[2][1] == ""
