@@ -57,23 +57,20 @@ def test_who_does_not_own_the_root_writes_nothing(root: Root) -> None:
     assert events_of(root) == ["SaveCommitted"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe\x00",
-        b"[]\n3\nnull\n{}\n",
-        b'{"event": 3, "time": 1}\n{"event": "X", "time": "1"}\n{"event": "X", "time": true}\n{"event": "X"}\n',
-        b'{"event": "X", "time": 1e999}\n{"event": "X", "time": -1}\n',
-        b"[" * 100_000,
-        b"x" * (4 << 20),
-    ],
-    ids=["empty", "no text", "no objects", "wrong types", "no times", "deep", "huge"],
-)
-def test_whatever_is_wrong_with_it_is_no_history_and_no_problem(root: Root, content: bytes) -> None:
-    root.write(HISTORY_NAME, content)
-
-    assert read_history(root.storage) == []
+def test_whatever_is_wrong_with_it_is_no_history_and_no_problem(root: Root) -> None:
+    contents = {
+        "empty": b"",
+        "no text": b"\xff\xfe\x00",
+        "no objects": b"[]\n3\nnull\n{}\n",
+        "wrong types": b'{"event": 3, "time": 1}\n{"event": "X", "time": "1"}\n{"event": "X", "time": true}\n',
+        "no time": b'{"event": "X"}\n',
+        "no times": b'{"event": "X", "time": 1e999}\n{"event": "X", "time": -1}\n',
+        "huge": b"x" * (4 << 20),
+        "deep": b"[" * 100_000,
+    }
+    for content in contents.values():
+        root.write(HISTORY_NAME, content)
+        assert read_history(root.storage) == []
     with root.manager() as manager:
         manager.save(1, STATE)
         assert manager.verify() == []

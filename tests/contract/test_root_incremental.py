@@ -52,6 +52,7 @@ def manifest_of(root: Root, step: int) -> dict[str, Any]:
 
 
 with_links = pytest.mark.parametrize("root", ["directory", "markers"], indirect=True)
+in_a_directory = pytest.mark.parametrize("root", ["directory"], indirect=True)
 without_links = pytest.mark.parametrize("root", OBJECT_KINDS, indirect=True)
 
 
@@ -120,7 +121,7 @@ def test_a_state_that_did_not_change_at_all_writes_no_data(root: Root) -> None:
     assert set(files_of(root, 1).values()) == set(files_of(root, 2).values())
 
 
-@with_links
+@in_a_directory
 def test_after_ten_links_a_file_is_written_anew(root: Root) -> None:
     with root.manager(unchanged="link") as manager:
         written = [manager.save(step, make_state()).num_bytes for step in range(MAX_LINKS + 3)]
@@ -128,7 +129,7 @@ def test_after_ten_links_a_file_is_written_anew(root: Root) -> None:
     assert written == [whole, *[0] * MAX_LINKS, whole, 0]
 
 
-@with_links
+@in_a_directory
 def test_a_file_of_which_less_than_half_is_live_is_written_anew_and_its_space_won_back(root: Root) -> None:
     with root.manager(unchanged="link", keep=KeepLast(1)) as manager:
         manager.save(1, make_state())
@@ -170,7 +171,7 @@ def test_a_step_that_was_saved_without_the_option_has_no_digests_to_link_by(root
         assert manager.save(3, make_state()).num_bytes == 0
 
 
-@with_links
+@in_a_directory
 @pytest.mark.parametrize("file_format", ["torch", "orbax"])
 def test_a_run_may_go_on_from_a_step_in_another_format(root: Root, file_format: str) -> None:
     with root.manager(format=file_format) as manager:
@@ -210,7 +211,7 @@ def test_a_step_can_be_replaced_by_one_that_shares_its_files(root: Root, *, bloc
     assert len(manifest_of(root, 1)["files"]) == (3 if root.kind in ("directory", "markers") else 2)
 
 
-@with_links
+@in_a_directory
 @pytest.mark.parametrize("change", ["dtype", "shape", "new leaf", "lost leaf", "order"])
 def test_whatever_changes_in_a_state_comes_back_as_it_is(root: Root, change: str, *, blocking: bool) -> None:
     state = make_state()
@@ -239,7 +240,7 @@ def test_whatever_changes_in_a_state_comes_back_as_it_is(root: Root, change: str
     assert linked
 
 
-@with_links
+@in_a_directory
 def test_shared_and_overlapping_memory_and_odd_leaves_come_back(root: Root, *, blocking: bool) -> None:
     def make(version: int) -> dict[str, Any]:
         pool = torch.arange(3 * SIZE, dtype=torch.float32)
@@ -317,7 +318,7 @@ def test_a_file_system_that_refuses_links_is_written_to_in_full_and_told_of_once
     check_all_is_written_and_told_of_once(root, caplog, blocking=blocking)
 
 
-@with_links
+@in_a_directory
 def test_names_that_other_tools_open_hold_all_of_an_item_or_are_not_there(root: Root) -> None:
     with root.manager(unchanged="link") as manager:
         for step in range(12):
