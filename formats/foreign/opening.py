@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,11 @@ def open_foreign(path: str | os.PathLike[str]) -> ForeignCheckpoint:
         UnsupportedValueError: it holds what cannot be read safely.
     """
     location = os.path.abspath(os.fspath(path))
-    if not os.path.exists(location):
-        raise StorageError("there is no such file or directory", path=location, errno=2)
     with raised_as_storage_error("read the checkpoint", location):
+        try:
+            os.stat(location)
+        except FileNotFoundError:
+            raise StorageError("there is no such file or directory", path=location, errno=errno.ENOENT) from None
         open_kind = next((open_kind for is_kind, open_kind in _KINDS if is_kind(location)), None)
         if open_kind is not None:
             try:
