@@ -35,6 +35,7 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
         "float32": 4,
         "float64": 8,
         "complex32": 4,
+        "bcomplex32": 4,  # of two bfloat16; torch 2.14
         "complex64": 8,
         "complex128": 16,
         "float8_e4m3fn": 1,
@@ -98,10 +99,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     """
     name = _names().get(dtype)
     if name is None:
-        raise UnsupportedValueError(
-            f"dtype {dtype} cannot be kept",
-            hint="Save a quantised tensor as its integer representation, with its scales and zero points beside it.",
-        )
+        hint = "This release does not know it: a newer one may, or save a view of it as integers of the same size."
+        if str(dtype).startswith(("torch.qint", "torch.quint")):
+            hint = "Save a quantised tensor as its integer representation, with its scales and zero points beside it."
+        raise UnsupportedValueError(f"dtype {dtype} cannot be kept", hint=hint)
     return name
 
 

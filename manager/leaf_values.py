@@ -29,6 +29,7 @@ __all__ = ["as_numbers", "plain_value", "read_leaf"]
 _WIDER = {
     "bfloat16": torch.float32,
     "complex32": torch.complex64,
+    "bcomplex32": torch.complex64,
     **{f"float8_{kind}": torch.float32 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }
 """Dtypes that numpy lacks, and the next wider one that holds each of their values."""

@@ -67,7 +67,7 @@ def test_every_dtype_of_this_torch_is_kept_or_refused() -> None:
     assert len(QUANTISED) >= 5
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:(BComplex32|ComplexHalf) support is experimental")
 @in_every_way
 def test_every_dtype_comes_back_in_every_shape(root: Root, way: dict[str, Any]) -> None:
     state = {str(dtype): [bits(dtype, shape, index) for index, shape in enumerate(SHAPES)] for dtype in KEPT}
