@@ -66,7 +66,7 @@ def replaced(data: bytes, place: tuple[Any, ...], new: Any) -> bytes:
 
 def check_manifest(data: bytes) -> None:
     """Check that `data` is refused with a typed error that names the file, or is a manifest through and through."""
-    start = time.monotonic()
+    start = time.thread_time()  # not that of a busy machine
     try:
         manifest = Manifest.from_bytes(data, path="1/manifest.json")
     except (CorruptDataError, UnsupportedVersionError) as error:
@@ -75,7 +75,7 @@ def check_manifest(data: bytes) -> None:
         again = Manifest.from_bytes(manifest.to_bytes(), path="again")
         assert again == manifest
         assert list(again.structure) == list(manifest.structure)
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def outcome(data: bytes) -> object:

@@ -162,9 +162,9 @@ def test_what_is_no_tiling_is_refused_by_leaf(shape: tuple[int, ...], regions: l
 def test_tiling_by_many_regions_is_checked_in_linear_time() -> None:
     side = 180
     regions = [Region((i, j), (1, 1)) for i in range(side) for j in range(side)]
-    start = time.monotonic()
+    start = time.thread_time()  # not that of a busy machine
     check_tiling((side, side), regions, leaf="x")
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
     with pytest.raises(IncompleteCoverageError, match="overlap"):
         check_tiling((side, side), [*regions[1:], regions[1]], leaf="x")
 
