@@ -129,6 +129,8 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry, *, cache: Cache
             check_size(reader, entry, storage.describe(path))
             if cache == "bypass":
                 reader.bypass_cache()
+            else:
+                reader.expect_in_order()
             for first in range(0, len(entry.digests), at_once):
                 numbers = range(first, min(first + at_once, len(entry.digests)))
                 origin = block_bounds(entry, first)[0]
@@ -253,6 +255,8 @@ class _Source:
             segments.sort(key=_offset)
             file = self._open_file(entry, segments[0].leaf)
             self._open.append(file)
+            if 2 * sum(len(segment.target) for segment in segments) > entry.num_bytes:
+                file.reader.expect_in_order()
             for run in runs_of(blocks_of(entry, segments), self._storage.read_bytes // entry.block_bytes):
                 yield _Task(file, run)
             file.exhausted = True

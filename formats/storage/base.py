@@ -173,6 +173,9 @@ class FileReader(ABC):
     def bypass_cache(self) -> None:
         """Read from the medium from now on, not from a cache, and leave nothing in one, where that can be had."""
 
+    def expect_in_order(self) -> None:
+        """Learn that most of the file will be read, from its beginning to its end, if that makes it any faster."""
+
     @abstractmethod
     def close(self) -> None:
         """Release the file; idempotent."""

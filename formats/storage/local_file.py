@@ -179,6 +179,10 @@ class LocalFileReader(FileReader):
             self._direct = _set_direct(self._descriptor, on=True)
 
     @override
+    def expect_in_order(self) -> None:
+        self._calls.expect_in_order(self._descriptor)
+
+    @override
     def read_digested(self, offset: int, blocks: list[list[memoryview]]) -> list[str]:
         digests = []
         for parts in blocks:

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -132,6 +132,12 @@ def _rename_noreplace(source_dir: int, source: str, target_dir: int, target: str
         raise OSError(number, os.strerror(number), source, None, target)
 
 
+def _expect_in_order(descriptor: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # it is advice only
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemCalls:
     """The calls whose failures have rules of their own; tests hand in failing ones.
@@ -140,6 +146,8 @@ class SystemCalls:
         pwrite: as os.pwrite.
         preadv: as os.preadv.
         fsync: as os.fsync.
+        expect_in_order: (descriptor): advises the system to read ahead further: several threads that take turns look
+            like no order to it.
         link: (directory descriptor, existing name, new name): hard link; EEXIST when the new name is taken.
         link_into: (directory, existing name, directory, new name): the same between two directories.
         rename_noreplace: (directory, name, directory, name) renames unless the target exists (EEXIST); an error of
@@ -149,6 +157,7 @@ class SystemCalls:
     pwrite: Callable[[int, Buffer, int], int] = os.pwrite
     preadv: Callable[[int, Sequence[Buffer], int], int] = os.preadv
     fsync: Callable[[int], None] = os.fsync
+    expect_in_order: Callable[[int], None] = _expect_in_order
     link: Callable[[int, str, str], None] = lambda directory, old, new: os.link(
         old, new, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False
     )

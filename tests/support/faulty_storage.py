@@ -274,5 +274,9 @@ class _FaultyReader(FileReader):
         self._inner.bypass_cache()
 
     @override
+    def expect_in_order(self) -> None:
+        self._inner.expect_in_order()
+
+    @override
     def close(self) -> None:
         self._storage.call("reader.close", self._path, self._inner.close)

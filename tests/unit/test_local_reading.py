@@ -10,7 +10,8 @@ import pytest
 
 from safepoint.formats.entries import FileEntry
 from safepoint.formats.errors import StorageError
-from safepoint.formats.reading import read_blocks
+from safepoint.formats.reading import read_blocks, read_segments
+from safepoint.formats.segments import ReadSegment
 from safepoint.formats.storage import LocalStorage
 from safepoint.formats.storage.system import SystemCalls
 
@@ -41,6 +42,27 @@ def test_a_file_reads_the_same_past_the_cache(tmp_path: Path, num_bytes: int, bl
             part = bytearray(length)
             reader.read_into(offset, memoryview(part))
             assert part == data[offset : offset + length]
+
+
+def test_the_system_is_told_of_files_that_are_read_from_end_to_end_and_of_no_others(tmp_path: Path) -> None:
+    told: list[int] = []
+    storage = LocalStorage(tmp_path, calls=SystemCalls(expect_in_order=told.append))
+    data, entry = written(storage, 40_000, 4096)
+
+    def read(num_bytes: int) -> bytes:
+        target = bytearray(num_bytes)
+        segment = ReadSegment(file=0, offset=4096, target=memoryview(target), leaf="x")
+        read_segments(storage, "", [entry], [segment])
+        return bytes(target)
+
+    assert read(19_000) == data[4096 : 4096 + 19_000]
+    assert told == []
+    assert read(21_000) == data[4096 : 4096 + 21_000]
+    assert len(told) == 1
+    assert b"".join(map(bytes, read_blocks(storage, "", entry))) == data
+    assert len(told) == 2
+    assert b"".join(map(bytes, read_blocks(storage, "", entry, cache="bypass"))) == data
+    assert len(told) == 2
 
 
 def test_a_file_system_that_refuses_direct_reads_is_read_as_ever_and_errors_stay_errors(tmp_path: Path) -> None:
