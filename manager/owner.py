@@ -118,6 +118,7 @@ class Owner:
         self._mutex = threading.Lock()
         self._tenure: _Tenure | None = None
         self._watched: tuple[Seen, float] | None = None
+        self._shut_since: float | None = None
 
     def acquire(self) -> Acquired | Refused | Wait:
         """Become the owner, if nobody else is. Returns at once; called again by the owner it confirms.
@@ -131,12 +132,26 @@ class Owner:
                     return Acquired(is_new=False)
                 self._end()
             self._file.make_room()
-            with self._file.guarded() as locked:
+            with self._file.guarded(within_secs=min(LOCK_SECS, self._deadline_secs)) as locked:
                 seen = self._file.look()
-                if not locked:
-                    return Wait(self._beat_secs, Holder() if seen is None else seen.holder, 2 * self._deadline_secs)
+                remaining = self._respect_for_lock(locked=locked)
+                if remaining > 0:
+                    return Wait(self._beat_secs, Holder() if seen is None else seen.holder, remaining)
                 refusal = None if seen is None else self._judge(seen)
                 return self._take(seen) if refusal is None else refusal
+
+    def _respect_for_lock(self, *, locked: bool) -> float:
+        """Return how much longer a lock is waited for that another process holds, in seconds.
+
+        It is held for moments only, so one that is held for as long as an owner may be silent is that of a process
+        which was stopped meanwhile. Without it things are as where the file system has none.
+        """
+        if locked:
+            self._shut_since = None
+            return 0.0
+        if self._shut_since is None:
+            self._shut_since = self._clock()
+        return 2 * self._deadline_secs - (self._clock() - self._shut_since)
 
     def _judge(self, seen: Seen) -> Refused | Wait | None:
         """Return why the root cannot be taken, or None when its owner is gone."""

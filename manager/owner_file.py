@@ -75,8 +75,8 @@ class OwnerFile(ABC):
         self._storage.make_dir(CONTROL_DIR)
 
     @abstractmethod
-    def guarded(self) -> AbstractContextManager[bool]:
-        """Keep others out of a few lines, where that can be; yields False when one stays in them too long."""
+    def guarded(self, *, within_secs: float = LOCK_SECS) -> AbstractContextManager[bool]:
+        """Keep others out of a few lines, where that can be; yields False when one stays in them for so long."""
 
     @abstractmethod
     def look(self) -> Seen | None:
@@ -96,12 +96,12 @@ class LocalOwnerFile(OwnerFile):
 
     @override
     @contextmanager
-    def guarded(self) -> Iterator[bool]:
+    def guarded(self, *, within_secs: float = LOCK_SECS) -> Iterator[bool]:
         path = f"{self.location}/{_LOCK_FILE}"
         with raised_as_storage_error("open the lock file", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
-            with held_lock(descriptor, deadline_secs=LOCK_SECS) as held:
+            with held_lock(descriptor, deadline_secs=within_secs) as held:
                 yield held
         finally:
             os.close(descriptor)
@@ -170,7 +170,8 @@ class ObjectOwnerFile(OwnerFile):
         require_conditional_writes(self._storage, f"{CONTROL_DIR}/conditions")
 
     @override
-    def guarded(self) -> AbstractContextManager[bool]:
+    def guarded(self, *, within_secs: float = LOCK_SECS) -> AbstractContextManager[bool]:
+        del within_secs
         return nullcontext(enter_result=True)
 
     @override

@@ -7,6 +7,7 @@ places that are no directories, and forks: a forked child has none of the thread
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import warnings
 from typing import TYPE_CHECKING
@@ -50,6 +51,22 @@ def test_an_owner_whose_root_went_away_has_lost_it(root: Path) -> None:
         owner.verify()
     owner.release()
     assert not root.exists()
+
+
+def test_a_process_that_is_stopped_with_the_lock_in_its_hands_is_waited_for_no_longer_than_an_owner(root: Path) -> None:
+    clock = Clock()
+    owner = Owner(root, deadline_secs=0.1, clock=clock)
+    (root / OWNER).parent.mkdir(parents=True)
+    with ((root / OWNER).parent / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for elapsed, remaining in ((0.0, 0.2), (0.15, 0.05)):
+            clock.now += elapsed
+            answer = owner.acquire()
+            assert isinstance(answer, Wait)
+            assert answer.remaining_secs == pytest.approx(remaining)
+        clock.now += 0.06
+        assert owner.acquire() == Acquired(is_new=True)
+    owner.release()
 
 
 def test_a_forked_child_neither_owns_nor_releases_the_root(root: Path) -> None:
