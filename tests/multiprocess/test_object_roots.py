@@ -15,6 +15,7 @@ from safepoint.manager.errors import CheckpointError, DisagreementError, PeerFai
 from safepoint.manager.unsettled import read_marks
 
 from support.faulty_storage import Fail, FaultyStorage
+from support.process_pool import after_case
 from support.sharded_states import check_state, make_state
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def opened(environment: dict[str, str], wrap: Callable[[Storage], Storage] = lam
         return wrap(storage)
 
     session.open_storage = small  # type: ignore[assignment]
+    after_case(lambda: setattr(session, "open_storage", open_storage))
 
 
 def large(seed: int) -> torch.Tensor:

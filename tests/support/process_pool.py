@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from multiprocessing.connection import Connection
 
-__all__ = ["CaseFailedError", "PoolView", "ProcessPool", "Run"]
+__all__ = ["CaseFailedError", "PoolView", "ProcessPool", "Run", "after_case"]
 
 _START_SECS = 60.0
 _GROUP_SECS = 30.0
@@ -355,4 +355,19 @@ def _run_case(source: str, module: str, name: str, rank: int, args: tuple[Any, .
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[module] = loaded
         spec.loader.exec_module(loaded)
-    return getattr(loaded, name)(rank, *args)
+    try:
+        return getattr(loaded, name)(rank, *args)
+    finally:
+        while _to_undo:
+            _to_undo.pop()()
+
+
+_to_undo: list[Callable[[], None]] = []
+
+
+def after_case(undo: Callable[[], None]) -> None:
+    """Have this done when the case that is running here has ended: other cases run in the same process.
+
+    Called by: a case, in a member.
+    """
+    _to_undo.append(undo)
