@@ -12,13 +12,24 @@ if TYPE_CHECKING:
 
 __all__ = ["goals_table", "speed_chart", "summary_table"]
 
-_TITLES = ("Save of", "Restore into existing tensors, warm", "Restore into existing tensors, cold")
+_CHARTED = (
+    ("save", "Save of"),
+    ("restore", "Restore into existing tensors, warm"),
+    ("restore", "Restore into existing tensors, cold"),
+)
+"""Suite, and how the title of its race begins."""
+
 _WIDTH, _LEFT, _BAR, _GAP = 760, 230, 20, 6
 
 
 def speed_chart(reports: Sequence[Report]) -> str:
     """Return an SVG of the speeds of the races over one large state."""
-    races = [race for report in reports for race in report.races if race.title.startswith(_TITLES)]
+    races = [
+        race
+        for report in reports
+        for race in report.races
+        if any(report.suite == suite and race.title.startswith(title) for suite, title in _CHARTED)
+    ]
     parts: list[str] = []
     top = 10
     for race in races:
