@@ -67,14 +67,16 @@ class Packer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self._copy_until(0)
-        with self._changed:
-            self._is_over = True
-            self._waiting.clear()  # nothing is left but after an error
-            self._changed.notify_all()
-        for helper in self._helpers:
-            helper.join()
+        try:
+            if error is None:
+                self._copy_until(0)
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._waiting.clear()  # nothing is left but after an error
+                self._changed.notify_all()
+            for helper in self._helpers:
+                helper.join()
         if self._failure is not None and error is None:
             raise self._failure
 

@@ -75,6 +75,19 @@ def test_a_copy_that_fails_in_any_thread_fails_the_packing() -> None:
     assert "safepoint-copy" not in {thread.name for thread in threading.enumerate()}
 
 
+class _Interrupted(Packer):
+    def _copy_until(self, limit_bytes: int) -> None:
+        if limit_bytes == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_packing_that_is_interrupted_while_it_is_left_ends_its_threads() -> None:
+    out = torch.empty(64 << 20, dtype=torch.uint8)
+    with pytest.raises(KeyboardInterrupt), _Interrupted(256 << 20) as packer:
+        packer.pack([torch.randn(16 << 20)], out)
+    assert "safepoint-copy" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_packing_that_is_broken_off_ends_its_threads() -> None:
     out = torch.empty(64 << 20, dtype=torch.uint8)
 
