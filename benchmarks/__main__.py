@@ -94,7 +94,9 @@ def _loaded(paths: list[Path]) -> list[Report]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure safepoint beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="small sizes: about a minute; prints one line a goal")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: ends within 45 s on idle cores; prints one line a goal"
+    )
     parser.add_argument("--suite", action="append", choices=list(SUITES), help="only this one; may be given again")
     parser.add_argument(
         "--guard", action="store_true", help="a quick run that fails when a ratio is far off its goal, twice"

@@ -1,6 +1,6 @@
 """What a step's files must be: of the size, and with the digests, that were committed.
 
-Owns the errors about those that are not. Reads nothing.
+Owns the errors about those that are not. Opens files and reads nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from safepoint.formats.errors import CheckpointError, CorruptDataError
 
 if TYPE_CHECKING:
     from safepoint.formats.entries import FileEntry
-    from safepoint.formats.storage.base import FileReader
+    from safepoint.formats.storage.base import FileReader, Storage
 
-__all__ = ["check_digest", "check_size", "in_restore", "path_in"]
+__all__ = ["check_digest", "in_restore", "open_committed", "path_in"]
 
 _HINT = "It was changed or damaged after it was written: restore another step, or a copy of this one."
 _RESTORE_HINT = (
@@ -27,19 +27,24 @@ def path_in(prefix: str, path: str) -> str:
     return f"{prefix}/{path}" if prefix else path
 
 
-def check_size(reader: FileReader, entry: FileEntry, path: str) -> None:
-    """Refuse a file of another size.
+def open_committed(storage: Storage, prefix: str, entry: FileEntry) -> FileReader:
+    """Open a file of a step, and refuse one of another size.
 
     Raises:
         CorruptDataError: it has another one than its entry says.
+        StorageError: it is missing or cannot be opened.
     """
-    if reader.num_bytes != entry.num_bytes:
-        raise CorruptDataError(
-            f"the file has {reader.num_bytes:,} bytes, and had {entry.num_bytes:,} when it was committed",
-            path=path,
-            target_modified=False,
-            hint=_HINT,
-        )
+    path = path_in(prefix, entry.path)
+    reader = storage.open_reader(path, num_bytes=entry.num_bytes)
+    if reader.num_bytes == entry.num_bytes:
+        return reader
+    reader.close()
+    raise CorruptDataError(
+        f"the file has {reader.num_bytes:,} bytes, and had {entry.num_bytes:,} when it was committed",
+        path=storage.describe(path),
+        target_modified=False,
+        hint=_HINT,
+    )
 
 
 def check_digest(found: str, entry: FileEntry, number: int, path: str) -> None:

@@ -13,9 +13,9 @@ import threading
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from safepoint.formats.blocks import Block, block_bounds, blocks_of, place_block, runs_of
-from safepoint.formats.committed import check_digest, check_size, in_restore, path_in
+from safepoint.formats.committed import check_digest, in_restore, open_committed, path_in
 from safepoint.formats.errors import CheckpointError
-from safepoint.formats.segments import ReadSegment, check_segment
+from safepoint.formats.segments import ReadSegment, by_file
 from safepoint.formats.storage.buffers import BUFFERS
 
 if TYPE_CHECKING:
@@ -61,13 +61,9 @@ def read_segments(
         StorageError: a file is missing or cannot be read.
         InvalidArgumentError: a segment that lies in no file, or whose target cannot be filled.
     """
-    by_file: dict[int, list[ReadSegment]] = {}
-    for segment in segments:
-        check_segment(segment, files)
-        if len(segment.target):
-            by_file.setdefault(segment.file, []).append(segment)
-    source = _Source(storage, prefix, [(files[index], by_file[index]) for index in sorted(by_file)], progress)
-    wanted_bytes = sum(len(segment.target) for wanted in by_file.values() for segment in wanted)
+    wanted = by_file(segments, files)
+    source = _Source(storage, prefix, [(files[index], wanted[index]) for index in sorted(wanted)], progress)
+    wanted_bytes = sum(len(segment.target) for of_file in wanted.values() for segment in of_file)
     helpers: list[threading.Thread] = []
     try:
         for _ in range(min((num_threads or storage.num_streams) - 1, wanted_bytes // _BYTES_WORTH_A_THREAD)):
@@ -125,8 +121,7 @@ def read_blocks(storage: Storage, prefix: str, entry: FileEntry, *, cache: Cache
     at_once = max(1, storage.read_bytes // entry.block_bytes)
     buffer = BUFFERS.take_anyway(min(at_once * entry.block_bytes, max(1, entry.num_bytes)))
     try:
-        with storage.open_reader(path, num_bytes=entry.num_bytes) as reader:
-            check_size(reader, entry, storage.describe(path))
+        with open_committed(storage, prefix, entry) as reader:
             if cache == "bypass":
                 reader.bypass_cache()
             else:
@@ -264,17 +259,11 @@ class _Source:
             self._open = [other for other in self._open if not (other.exhausted and other.users == 0)]
 
     def _open_file(self, entry: FileEntry, leaf: str) -> _OpenFile:
-        path = path_in(self._prefix, entry.path)
         try:
-            reader = self._storage.open_reader(path, num_bytes=entry.num_bytes)
+            reader = open_committed(self._storage, self._prefix, entry)
         except CheckpointError as error:
             raise in_restore(error, leaf) from None
-        try:
-            check_size(reader, entry, self._storage.describe(path))
-        except CheckpointError as error:
-            reader.close()
-            raise in_restore(error, leaf) from None
-        return _OpenFile(entry, self._storage.describe(path), reader)
+        return _OpenFile(entry, self._storage.describe(path_in(self._prefix, entry.path)), reader)
 
 
 def _read_task(task: _Task, scratch: _Scratch) -> int:

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from safepoint.formats.blocks import block_bounds
-from safepoint.formats.committed import check_digest, check_size, in_restore, path_in
+from safepoint.formats.committed import check_digest, in_restore, open_committed, path_in
 from safepoint.formats.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RunReader:
             start, _ = block_bounds(entry, run.first)
             bounds = [block_bounds(entry, number) for number in range(run.first, run.last + 1)]
             blocks = [[buffer[first - start : last - start]] for first, last in bounds]
-            found = self._reader(run.file, entry, path).read_digested(start, blocks)
+            found = self._reader(run.file, entry).read_digested(start, blocks)
             for number, digest in enumerate(found, run.first):
                 check_digest(digest, entry, number, path)
         except CheckpointError as error:
@@ -92,15 +92,9 @@ class RunReader:
                 reader.close()
             self._open.clear()
 
-    def _reader(self, file: int, entry: FileEntry, path: str) -> FileReader:
+    def _reader(self, file: int, entry: FileEntry) -> FileReader:
         with self._lock:
             reader = self._open.get(file)
             if reader is None:
-                reader = self._storage.open_reader(path_in(self._prefix, entry.path), num_bytes=entry.num_bytes)
-                try:
-                    check_size(reader, entry, path)
-                except BaseException:
-                    reader.close()
-                    raise
-                self._open[file] = reader
+                reader = self._open[file] = open_committed(self._storage, self._prefix, entry)
             return reader

@@ -12,11 +12,11 @@ from safepoint.formats.errors import InvalidArgumentError
 from safepoint.formats.storage.buffers import copy_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from safepoint.formats.entries import FileEntry
 
-__all__ = ["ReadSegment", "Scatter", "check_segment"]
+__all__ = ["ReadSegment", "Scatter", "by_file"]
 
 
 class Scatter(Protocol):
@@ -69,7 +69,21 @@ class ReadSegment:
             self.target.put(first - self.offset, part)
 
 
-def check_segment(segment: ReadSegment, files: Sequence[FileEntry]) -> None:
+def by_file(segments: Iterable[ReadSegment], files: Sequence[FileEntry]) -> dict[int, list[ReadSegment]]:
+    """Return the segments that want anything, checked, by the index of their file.
+
+    Raises:
+        InvalidArgumentError: a segment that lies in no file, or whose target cannot be filled.
+    """
+    found: dict[int, list[ReadSegment]] = {}
+    for segment in segments:
+        _check_segment(segment, files)
+        if len(segment.target):
+            found.setdefault(segment.file, []).append(segment)
+    return found
+
+
+def _check_segment(segment: ReadSegment, files: Sequence[FileEntry]) -> None:
     """Refuse a segment that cannot be read.
 
     Raises:

@@ -22,7 +22,7 @@ import torch
 from safepoint.formats.blocks import block_bounds, blocks_of
 from safepoint.formats.checksum import digest_of_parts
 from safepoint.formats.run_reading import BlockRun, run_bytes
-from safepoint.formats.segments import check_segment
+from safepoint.formats.segments import by_file
 from safepoint.formats.storage.buffers import BUFFERS
 from safepoint.manager.errors import CheckpointError, PeerFailedError, RendezvousTimeoutError, error_from_json
 from safepoint.manager.host_plan import ROUND_BYTES, rounds_of
@@ -129,14 +129,9 @@ class Exchange:
             PeerFailedError: another member failed in any other way.
         """
         before = self._read_bytes
-        by_file: dict[int, list[ReadSegment]] = {}
-        for segment in segments:
-            check_segment(segment, self._files)
-            if len(segment.target):
-                by_file.setdefault(segment.file, []).append(segment)
         wanted = [
             ((file, block.number), block.segments)
-            for file, of_file in by_file.items()
+            for file, of_file in by_file(segments, self._files).items()
             for block in blocks_of(self._files[file], sorted(of_file, key=lambda one: one.offset))
         ]
         for at, touching in sorted(wanted, key=lambda one: self._round_of[one[0]]):
