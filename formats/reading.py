@@ -17,6 +17,7 @@ from safepoint.formats.committed import check_digest, in_restore, open_committed
 from safepoint.formats.errors import CheckpointError
 from safepoint.formats.segments import ReadSegment, by_file
 from safepoint.formats.storage.buffers import BUFFERS
+from safepoint.formats.threads import start_helpers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,13 +67,8 @@ def read_segments(
     wanted_bytes = sum(len(segment.target) for of_file in wanted.values() for segment in of_file)
     helpers: list[threading.Thread] = []
     try:
-        for _ in range(min((num_threads or storage.num_streams) - 1, wanted_bytes // _BYTES_WORTH_A_THREAD)):
-            helper = threading.Thread(target=source.work, name="safepoint-reader", daemon=True)
-            try:
-                helper.start()
-            except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
-                break
-            helpers.append(helper)
+        count = min((num_threads or storage.num_streams) - 1, wanted_bytes // _BYTES_WORTH_A_THREAD)
+        helpers.extend(start_helpers(source.work, count=count, name="safepoint-reader"))
         source.work()
     except BaseException as error:
         source.stop(error)

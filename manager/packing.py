@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from safepoint.formats.threads import start_helpers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
@@ -55,13 +57,7 @@ class Packer:
         self._failure: BaseException | None = None
 
     def __enter__(self) -> Self:
-        for _ in range(self._num_helpers):
-            helper = threading.Thread(target=self._help, name="safepoint-copy", daemon=True)
-            try:
-                helper.start()
-            except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
-                break
-            self._helpers.append(helper)
+        self._helpers.extend(start_helpers(self._help, count=self._num_helpers, name="safepoint-copy"))
         return self
 
     def __exit__(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from safepoint.formats.run_reading import run_bytes
 from safepoint.formats.storage.buffers import BUFFERS
+from safepoint.formats.threads import start_helpers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,15 +56,9 @@ class ReadAhead:
         self._done: dict[int, memoryview | BaseException] = {}
         self._is_closed = False
         self._threads: list[threading.Thread] = []
-        for _ in range(min(num_threads, len(runs))):
-            thread = threading.Thread(target=self._work, name="safepoint-ahead", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
-                if not self._threads:
-                    raise
-                break
-            self._threads.append(thread)
+        self._threads.extend(start_helpers(self._work, count=min(num_threads, len(runs)), name="safepoint-ahead"))
+        if runs and not self._threads:
+            raise RuntimeError("no thread can be started to read ahead")
 
     def take(self) -> memoryview:
         """Return the next run, at the beginning of a buffer that the caller gives back to the pool.

@@ -22,6 +22,7 @@ from safepoint.formats.checksum import digest, num_blocks
 from safepoint.formats.errors import InvalidArgumentError
 from safepoint.formats.storage.base import FileWriter, WrittenFile
 from safepoint.formats.storage.buffers import copy_bytes
+from safepoint.formats.threads import start_helpers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,12 +266,7 @@ class _Pipeline:
     def _start_thread(self) -> bool:
         """Start one more thread if work waits; False when there is no thread at all to do it."""
         if len(self._threads) < self._num_workers:
-            thread = threading.Thread(target=self._work, name="safepoint-block-writer", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads to be had, or the interpreter is shutting down
-                return bool(self._threads)
-            self._threads.append(thread)
+            self._threads.extend(start_helpers(self._work, count=1, name="safepoint-block-writer"))
         return bool(self._threads)
 
     def _work(self) -> None:
